@@ -1,0 +1,1 @@
+"""Text in, events out: tools, their executor, the conversation loop."""

@@ -1,0 +1,1 @@
+"""The `posttrainllm` command: parse, call a room, print."""

@@ -1,0 +1,87 @@
+"""The table of subcommands. Imports only the chosen one; errors become one line and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from dataclasses import dataclass
+
+from ..runtime.errors import PosttrainError, UsageError
+
+
+@dataclass(frozen=True)
+class Command:
+    """One row of `posttrainllm --help`; `module` has `run(argv: list[str]) -> int`."""
+
+    name: str
+    module: str
+    summary: str
+
+
+COMMANDS = (
+    Command("agent", "agent", "chat with a model that calls your tools"),
+    Command("sample", "sample", "generate plain text from a prompt"),
+    Command("export-onnx", "export_onnx", "turn a checkpoint into an ONNX bundle"),
+    Command("inspect", "inspect", "print what a checkpoint or a bundle holds"),
+)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one subcommand; returns its exit code (the table is in docs/agent.md)."""
+    _utf8_streams()
+    args = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in args
+    args = [arg for arg in args if arg != "--debug"]
+    try:
+        return _dispatch(args)
+    except PosttrainError as error:
+        if debug:
+            raise
+        print(f"posttrainllm: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("posttrainllm: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of our output left (`| head`); the interpreter must not complain at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _dispatch(args: list[str]) -> int:
+    if not args or args[0] in ("-h", "--help", "help"):
+        print(_help())
+        return 0 if args else 2
+    if args[0] == "--version":
+        from .. import __version__
+
+        print(f"posttrainllm {__version__}")
+        return 0
+    for command in COMMANDS:
+        if command.name == args[0]:
+            module = importlib.import_module(f".{command.module}", __package__)
+            return int(module.run(args[1:]))
+    names = ", ".join(command.name for command in COMMANDS)
+    raise UsageError(args[0], "no such command", f"one of {names}", "see posttrainllm --help")
+
+
+def _help() -> str:
+    rows = "\n".join(f"  {command.name:<13}{command.summary}" for command in COMMANDS)
+    return (
+        "usage: posttrainllm COMMAND [...]\n\n"
+        "Run a small language model that uses tools on your own machine.\n\n"
+        f"commands:\n{rows}\n\n"
+        "example:\n"
+        "  posttrainllm agent --tools tools.json --single 'Use the echo tool'\n\n"
+        "posttrainllm COMMAND --help explains a command; --debug shows tracebacks; --version the version."
+    )
+
+
+def _utf8_streams() -> None:
+    """Our own streams are UTF-8 with `\\n`, whatever the console's code page is."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace", newline="\n")
+    if hasattr(sys.stdin, "reconfigure"):
+        sys.stdin.reconfigure(encoding="utf-8", errors="replace")

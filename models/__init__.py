@@ -1,0 +1,1 @@
+"""The bundled demo model: its checkpoint, its exported bundle and the recipe that made it."""

@@ -1,0 +1,1 @@
+"""Bundled tool files and the published JSON Schemas."""
