@@ -1,1 +1,44 @@
-"""A bundle in, tokens out."""
+"""A bundle in, tokens out.
+
+    from posttrainllm.runtime import generate, load
+
+    session = load("my-model")
+    cache = session.new_cache()
+    for step in generate(session, session.tokenizer.encode("Once upon"), cache=cache, max_tokens=40):
+        print(step.text, end="", flush=True)
+
+Names are imported at first use: `import posttrainllm.runtime` alone loads neither numpy nor onnxruntime.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .bundle import Bundle as Bundle
+    from .generate import Step as Step
+    from .generate import generate as generate
+    from .grammar import Grammar as Grammar
+    from .grammar import Matcher as Matcher
+    from .kv_cache import KVCache as KVCache
+    from .sampler import Sampler as Sampler
+    from .session import Session as Session
+    from .session import load as load
+
+_HOMES = {
+    "Bundle": "bundle",
+    "Grammar": "grammar",
+    "KVCache": "kv_cache",
+    "Matcher": "grammar",
+    "Sampler": "sampler",
+    "Session": "session",
+    "Step": "generate",
+    "generate": "generate",
+    "load": "session",
+}
+__all__ = sorted(_HOMES)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -167,7 +167,10 @@ def read_manifest(path: Path) -> Manifest:
     version = data.get("format_version")
     if version != FORMAT_VERSION:
         raise BundleError(
-            file, f"format version {version!r}", f"version {FORMAT_VERSION}", "update posttrainllm or export again"
+            file,
+            f"format version {version!r}",
+            f"version {FORMAT_VERSION}",
+            "update posttrainllm or export again",
         )
     return _from_json(Manifest, data, str(file))
 

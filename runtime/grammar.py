@@ -1,0 +1,126 @@
+"""JSON Schema to grammar (compiled once), and the matcher that follows it (one per generation).
+
+Compiled by llguidance with one fixed JSON style, so that as much as possible is forced. Nothing of a
+schema is widened or dropped: what cannot be compiled is refused with the pointer of its keyword.
+Masks work on bytes, so a token may hold part of a character.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer
+from numpy.typing import NDArray
+
+from .errors import GrammarError
+from .json_schema import children
+from .tokenizer import Tokenizer
+
+# `, ` and `: ` without inner padding. The schema's own "x-guidance" cannot change these.
+_STYLE: dict[str, Any] = {
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "whitespace_flexible": False,
+    "coerce_one_of": False,
+    "lenient": False,
+}
+
+
+class Grammar:
+    """A compiled JSON Schema, tied to one tokenizer and one width of logits."""
+
+    def __init__(self, schema: Mapping[str, Any], tokenizer: Tokenizer, *, vocab_size: int) -> None:
+        """`vocab_size` is the width of the logits, V. Raises GrammarError with a JSON pointer."""
+        self.vocab_size = vocab_size
+        self._known = min(vocab_size, tokenizer.vocab_size)
+        self._vocabulary = tokenizer.for_grammar(vocab_size)
+        self._compiled = _compile(schema)
+        if (problem := _problem(self._compiled, self._vocabulary)) is not None:
+            pointer, problem = locate(schema, self._vocabulary) or ("", problem)
+            raise GrammarError(f"#{pointer}", problem, "keywords that a grammar can hold")
+
+    def matcher(self) -> Matcher:
+        """A fresh matcher at the start of the grammar."""
+        return Matcher(LLMatcher(self._vocabulary, self._compiled, log_level=0), self.vocab_size, self._known)
+
+
+class Matcher:
+    """Follows one generation through a grammar. Made by `Grammar.matcher`."""
+
+    def __init__(self, matcher: LLMatcher, width: int, known: int) -> None:
+        self._matcher = matcher
+        self._width = width
+        self._known = known
+
+    @property
+    def finished(self) -> bool:
+        """Whether the root is closed: nothing more can follow."""
+        return bool(self._matcher.is_stopped())
+
+    def allowed(self) -> NDArray[np.bool_]:
+        """Mask [V] bool: True where an id may come next. Ids that the tokenizer does not know are False."""
+        bits = np.unpackbits(np.frombuffer(self._matcher.compute_bitmask(), np.uint8), bitorder="little")
+        mask = np.zeros(self._width, np.bool_)
+        mask[: self._known] = bits[: self._known]
+        return mask
+
+    def accept(self, token: int) -> None:
+        """Advance by one id, which must be allowed. Raises ValueError otherwise."""
+        if not self._matcher.consume_token(token):
+            raise ValueError(f"id {token} does not fit the grammar: {self._matcher.get_error()}")
+
+    def force(self) -> list[int]:
+        """The ids that the grammar leaves no choice about, accepted; empty where there is a choice."""
+        forced: list[int] = []
+        # One call may stop short of a further forced run.
+        while not self.finished and (step := self._matcher.compute_ff_tokens()):
+            if not self._matcher.consume_tokens(step):
+                raise ValueError(f"forced ids do not fit the grammar: {self._matcher.get_error()}")
+            forced += step
+        return forced
+
+
+def locate(schema: object, vocabulary: LLTokenizer) -> tuple[str, str] | None:
+    """Pointer and reason of the innermost part of `schema` that does not compile; None if all does.
+
+    A part is compiled with the root's definitions beside it, so its references keep their meaning.
+    """
+    definitions = (
+        {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+        if isinstance(schema, Mapping)
+        else {}
+    )
+    return _locate(schema, definitions, vocabulary)
+
+
+def _locate(schema: object, definitions: dict[str, Any], vocabulary: LLTokenizer) -> tuple[str, str] | None:
+    for pointer, child in children(schema):
+        found = _locate(child, definitions, vocabulary)
+        if found is not None:
+            return pointer + found[0], found[1]
+    if not isinstance(schema, Mapping):
+        return None
+    problem = _problem(_compile({**definitions, **schema}), vocabulary)
+    if problem is None:
+        return None
+    for keyword in schema:
+        rest = {key: value for key, value in schema.items() if key != keyword}
+        if keyword not in definitions and _problem(_compile({**definitions, **rest}), vocabulary) is None:
+            return f"/{keyword}", problem
+    return "", problem
+
+
+def _compile(schema: Mapping[str, Any]) -> str:
+    return str(LLMatcher.grammar_from_json_schema(dict(schema), overrides=_STYLE))  # type: ignore[arg-type]
+
+
+def _problem(compiled: str, vocabulary: LLTokenizer) -> str | None:
+    """Why `compiled` cannot be used, or None. A warning counts: it says that something was dropped."""
+    _, messages = LLMatcher.validate_grammar_with_warnings(compiled, vocabulary)
+    return _first_line(messages) if messages else None
+
+
+def _first_line(messages: Sequence[str]) -> str:
+    return " ".join(" ".join(messages).split())

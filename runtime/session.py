@@ -1,0 +1,210 @@
+"""Session: a bundle opened on an execution provider; `forward` turns ids into logits.
+
+Knows ids, not text. One `run` a call, through IOBinding: ids, mask, positions and logits are buffers that
+live as long as the cache's binding, keys and values stay on the device. A session may serve several
+caches, one thread per cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from .bundle import Bundle
+from .errors import BundleError, ProviderError
+from .kv_cache import KVCache
+from .providers import CPU, Provider, candidates
+from .threads import usable_threads
+from .tokenizer import Tokenizer, open_tokenizer
+
+PREFILL_CHUNK = 256
+_TYPES = {"tensor(float)": "float32", "tensor(float16)": "float16"}
+
+
+class Session:
+    """`Session(Bundle.open(path), provider="auto")`, or `load(path)` for short.
+
+    `threads` defaults to the CPUs that affinity and cgroup quota leave to this process. `provider` and
+    `provider_reason` say what was chosen and why. Raises ProviderError, BundleError.
+    """
+
+    def __init__(self, bundle: Bundle, *, provider: str = "auto", threads: int | None = None) -> None:
+        self.bundle = bundle
+        self.manifest = bundle.manifest
+        self.threads = threads or usable_threads()
+        self._ort, self.provider, self.provider_reason = self._choose(provider)
+        self._inputs = {entry.name for entry in self._ort.get_inputs()}
+
+    @property
+    def context_length(self) -> int:
+        """The most ids the model can attend to, prompt and output together."""
+        return self.manifest.context_length
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits, V. A tokenizer may know fewer ids."""
+        return self.manifest.vocab_size
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The bundle's tokenizer, opened at first use. Raises TokenizerError."""
+        return open_tokenizer(self.bundle)
+
+    def new_cache(self, *, max_length: int | None = None, preallocate: bool = True) -> KVCache:
+        """An empty cache for up to `max_length` ids (default: the context length)."""
+        limit = self.context_length if max_length is None else min(max_length, self.context_length)
+        return KVCache(
+            self.manifest.kv,
+            max_length=limit,
+            device=self.provider.device,
+            preallocate=preallocate,
+            owner=self,
+        )
+
+    def forward(self, ids: Sequence[int], cache: KVCache) -> NDArray[np.float32]:
+        """Append `ids` to `cache`; logits [len(ids), V] float32, row i predicting what follows ids[i].
+
+        The array is the caller's. Any split of the same ids gives the same logits within float32
+        rounding. Raises ContextFullError (nothing is fed) if the ids do not fit, ValueError for no
+        ids, an id outside 0..V-1 or another session's cache.
+        """
+        if cache.owner is not self:
+            raise ValueError(f"the cache belongs to {cache.owner!r}, not to {self!r}")
+        tokens = np.asarray(ids, dtype=np.int64).reshape(1, -1)
+        count = tokens.size
+        if count == 0:
+            raise ValueError("forward needs at least one id")
+        if int(tokens.min()) < 0 or int(tokens.max()) >= self.vocab_size:
+            raise ValueError(f"an id is outside 0..{self.vocab_size - 1}")
+        past = cache.length
+        cache.reserve(past + count)
+        logits = self._run(tokens, past, cache)
+        cache.ids.extend(tokens[0].tolist())
+        return logits
+
+    def prefill(self, ids: Sequence[int], cache: KVCache) -> NDArray[np.float32]:
+        """Make `cache` hold exactly `ids`; logits [V] float32 after the last one.
+
+        Feeds only what the cache does not hold yet, in chunks, after rewinding to the common prefix
+        (less one if all is known: the cache stores no logits, so one id must run).
+        """
+        if not ids:
+            raise ValueError("prefill needs at least one id")
+        if len(ids) > cache.max_length:
+            cache.reserve(len(ids))  # raises before anything is rewound or fed
+        known = min(cache.common_prefix(ids), len(ids) - 1)
+        cache.rewind(known)
+        for start in range(known, len(ids), PREFILL_CHUNK):
+            logits = self.forward(ids[start : start + PREFILL_CHUNK], cache)
+        row: NDArray[np.float32] = logits[-1]
+        return row
+
+    def _run(self, tokens: NDArray[np.int64], past: int, cache: KVCache) -> NDArray[np.float32]:
+        binding = cache.binding
+        if binding is None:
+            binding = cache.binding = self._bind_kv(cache)
+        count, total = tokens.shape[1], past + tokens.shape[1]
+        # ONNX Runtime reads these by address: the names keep them alive until run returns.
+        feeds = {
+            "input_ids": tokens,
+            "attention_mask": np.ones((1, total), np.int64),
+            "position_ids": np.arange(past, total, dtype=np.int64).reshape(1, -1),
+        }
+        logits = np.empty((1, count, self.vocab_size), np.float32)
+        for name, array in feeds.items():
+            if name in self._inputs:
+                binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+        binding.bind_output("logits", "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
+        self._ort.run_with_iobinding(binding)
+        rows: NDArray[np.float32] = logits[0]
+        return rows
+
+    def _bind_kv(self, cache: KVCache) -> Any:
+        binding = self._ort.io_binding()
+        for name, value in cache.buffers.items():
+            binding.bind_ortvalue_input(f"past_key_values.{name}", value)
+            binding.bind_ortvalue_output(f"present.{name}", value)
+        return binding
+
+    def _choose(self, name: str) -> tuple[Any, Provider, str]:
+        """The ONNX Runtime session, its provider, and why it was chosen."""
+        tried: list[str] = []
+        for provider in candidates(name, ort.get_available_providers()):
+            try:
+                session = self._open(provider)
+                if provider is not CPU:
+                    self._probe(session, provider)
+            except ProviderError as error:
+                if name != "auto":
+                    raise
+                tried.append(f"{provider.name}: {error.found}")
+                continue
+            reason = "named" if name != "auto" else "; ".join(tried) or "the best this ONNX Runtime offers"
+            return session, provider, reason
+        raise ProviderError(f"--provider {name}", "; ".join(tried) or "none is usable", "a working provider")
+
+    def _open(self, provider: Provider) -> Any:
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = self.threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 4  # what fails is raised; the rest is noise on the user's terminal
+        chain = [provider.ort_name] if provider is CPU else [provider.ort_name, CPU.ort_name]
+        try:
+            session = ort.InferenceSession(str(self.bundle.graph_path), options, providers=chain)
+        except Exception as error:  # noqa: BLE001 - ONNX Runtime's exceptions share no other base
+            if provider is CPU:
+                raise BundleError(
+                    self.bundle.graph_path, f"ONNX Runtime cannot load it ({error})", remedy="export again"
+                ) from None
+            raise ProviderError(f"--provider {provider.name}", f"cannot load the model ({error})") from None
+        if provider.ort_name not in session.get_providers():
+            raise ProviderError(
+                f"--provider {provider.name}", "ONNX Runtime fell back to the CPU", "its libraries installed"
+            )
+        self._check_graph(session)
+        return session
+
+    def _check_graph(self, session: Any) -> None:
+        """The graph has the inputs and outputs that the manifest promises. Raises BundleError."""
+        kv = self.manifest.kv
+        expected = {
+            f"past_key_values.{layer}.{part}": (kv.heads, kv.head_dim)
+            for layer in range(kv.layers)
+            for part in ("key", "value")
+        }
+        found = {
+            entry.name: (entry.shape[1], entry.shape[3])
+            for entry in session.get_inputs()
+            if entry.name.startswith("past_key_values.") and _TYPES.get(entry.type) == kv.dtype
+        }
+        vocab = next((out.shape[2] for out in session.get_outputs() if out.name == "logits"), None)
+        if found != expected or vocab != self.vocab_size:
+            raise BundleError(
+                self.bundle.graph_path,
+                "its inputs and outputs are not those of bundle.json",
+                f"{kv.layers} layers of {kv.dtype} keys and values [1, {kv.heads}, n, {kv.head_dim}], "
+                f"logits of width {self.vocab_size}",
+                "export the model again",
+            )
+
+    def _probe(self, session: Any, provider: Provider) -> None:
+        """One decode step, since a provider can accept a graph and fail when it runs. Raises ProviderError."""
+        self._ort, self.provider = session, provider
+        self._inputs = {entry.name for entry in session.get_inputs()}
+        try:
+            logits = self.forward([0], self.new_cache(max_length=8))
+        except Exception as error:  # noqa: BLE001 - as above
+            raise ProviderError(f"--provider {provider.name}", f"a probe step failed ({error})") from None
+        if not np.isfinite(logits).all():
+            raise ProviderError(f"--provider {provider.name}", "a probe step gave logits that are not finite")
+
+
+def load(path: str | Path, *, provider: str = "auto", threads: int | None = None) -> Session:
+    """Open the bundle folder `path`. Raises BundleError, ProviderError."""
+    return Session(Bundle.open(Path(path)), provider=provider, threads=threads)
