@@ -1,0 +1,219 @@
+"""Tools and their results: the words shared by the loop, the chat format and the back ends.
+
+A tool is data (`Tool`); something that runs one is a `ToolBackend`. Two back ends exist: the command
+one (`executor.py`, bash templates) and `FunctionBackend` here, which calls Python functions that a host
+program registered. The latter is also the example to copy for a third.
+
+Knows nothing of models or prompts. Does not check arguments (`arguments.py` does) and does not limit
+the time of a Python function: a handler that never returns holds the agent.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ..runtime.errors import ToolFileError, UsageError
+
+OUTPUT_LIMIT = 8192  # bytes of UTF-8 that the model gets of one stream
+
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+# What bash itself sets, reads or makes special, and what the loader of a program reads. An argument of
+# such a name would change how the template runs, or lose its value.
+_SHELL_PREFIXES = ("BASH", "COMP_", "DYLD_", "HIST", "LC_", "LD_", "READLINE_", "TEXTDOMAIN")
+_SHELL_NAMES = """
+_ CDPATH CHILD_MAX COLUMNS COMPREPLY COPROC DIRSTACK EMACS ENV EPOCHREALTIME EPOCHSECONDS EUID EXECIGNORE
+FCEDIT FIGNORE FUNCNAME FUNCNEST GCONV_PATH GLOBIGNORE GLOBSORT GROUPS HOME HOSTFILE HOSTNAME HOSTTYPE IFS
+IGNOREEOF INPUTRC INSIDE_EMACS LANG LANGUAGE LINENO LINES LOCPATH MACHTYPE MAIL MAILCHECK MAILPATH MAPFILE
+NLSPATH OLDPWD OPTARG OPTERR OPTIND OSTYPE PATH PIPESTATUS POSIXLY_CORRECT PPID PROMPT_COMMAND
+PROMPT_DIRTRIM PS0 PS1 PS2 PS3 PS4 PWD RANDOM REPLY SECONDS SHELL SHELLOPTS SHLVL SRANDOM TERM TIMEFORMAT
+TMOUT TMPDIR TZ UID auto_resume histchars
+"""
+_SHELL_VARIABLES = frozenset(_SHELL_NAMES.split())
+
+
+def no_parameters() -> dict[str, Any]:
+    """The schema of a tool that declares no parameters."""
+    return {"type": "object", "properties": {}}
+
+
+@dataclass(frozen=True)
+class Tool:
+    """One tool as declared. `parameters` is a JSON Schema object and must not be changed.
+
+    `exec_args` are the names that become shell variables of the `exec` template; they are checked here
+    too, so that no `Tool`, however it was made, can inject shell text by a name.
+    """
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] = field(default_factory=no_parameters)
+    exec: str | None = None
+    exec_args: tuple[str, ...] = ()
+    handler: str | None = None
+
+    def __post_init__(self) -> None:
+        if not is_identifier(self.name):
+            raise ToolFileError(f"tool {self.name!r}", "its name is not an identifier")
+        for name in self.exec_args:
+            problem = variable_problem(name)
+            if problem:
+                raise ToolFileError(f"tool {self.name}, argument {name!r}", problem, remedy="rename it")
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """What a model asked for, before any check."""
+
+    tool: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ToolResult:
+    """What came of a call. `exit_code` is 0 for success; failure is text that a model can act on.
+
+    2: wrong arguments or no such tool (nothing ran) · 124: timed out · 126, 127: could not be started ·
+    128 + n: killed by signal n · anything else is the tool's own.
+    """
+
+    tool: str
+    stdout: str
+    stderr: str
+    exit_code: int
+    duration_sec: float = 0.0
+    timed_out: bool = False
+    truncated: int = 0  # bytes dropped, both streams together
+    replaced: bool = False  # some output was not UTF-8; U+FFFD stands in its place
+
+
+class ToolBackend(Protocol):
+    """Runs a tool with checked arguments. Never raises for what a tool does: that is a result."""
+
+    def call(self, tool: Tool, arguments: Mapping[str, Any]) -> ToolResult: ...
+
+
+class HandlerRegistry:
+    """Python functions by the name that a tool's `_handler` gives; `fn(**arguments)` returns text."""
+
+    def __init__(self) -> None:
+        self._functions: dict[str, Callable[..., str]] = {}
+
+    def register(self, name: str, fn: Callable[..., str]) -> None:
+        """Make `fn` the handler called `name`. A second function of the same name is refused."""
+        if name in self._functions:
+            raise UsageError(f"handler {name!r}", "is registered already", remedy="choose another name")
+        self._functions[name] = fn
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._functions
+
+    def __getitem__(self, name: str) -> Callable[..., str]:
+        return self._functions[name]
+
+    def names(self) -> tuple[str, ...]:
+        """All registered names, sorted."""
+        return tuple(sorted(self._functions))
+
+
+class FunctionBackend:
+    """Calls registered functions; a tool without one goes to `otherwise` (usually a `CommandBackend`)."""
+
+    def __init__(
+        self, handlers: HandlerRegistry, otherwise: ToolBackend | None = None, limit: int = OUTPUT_LIMIT
+    ) -> None:
+        self.handlers = handlers
+        self.otherwise = otherwise
+        self.limit = limit
+
+    def call(self, tool: Tool, arguments: Mapping[str, Any]) -> ToolResult:
+        """The function's text as stdout; an exception becomes exit code 1 with its message as stderr."""
+        if tool.handler is None or tool.handler not in self.handlers:
+            if self.otherwise is not None:
+                return self.otherwise.call(tool, arguments)
+            return ToolResult(tool.name, "", f"{tool.name}: nothing here can run this tool", 127)
+        started = time.monotonic()
+        out, err, code = "", "", 0
+        try:
+            out = self.handlers[tool.handler](**arguments)
+            if not isinstance(out, str):
+                out, err, code = "", f"handler {tool.handler} returned {type(out).__name__}, not text", 1
+        except (Exception, SystemExit) as error:  # noqa: BLE001  a tool's failure is a result
+            err, code = f"{type(error).__name__}: {error}", 1
+        taken = time.monotonic() - started
+        stdout = cap_output(out.encode("utf-8", "surrogatepass"), self.limit)
+        stderr = cap_output(err.encode("utf-8", "surrogatepass"), self.limit)
+        return ToolResult(
+            tool.name,
+            stdout.text,
+            stderr.text,
+            code,
+            taken,
+            truncated=stdout.dropped + stderr.dropped,
+            replaced=stdout.replaced or stderr.replaced,
+        )
+
+
+def is_identifier(name: object) -> bool:
+    """Whether `name` is text of the form `[A-Za-z_][A-Za-z0-9_]*`."""
+    return isinstance(name, str) and _IDENTIFIER.fullmatch(name) is not None
+
+
+def variable_problem(name: object) -> str | None:
+    """Why `name` cannot be a shell variable for an argument; None if it can."""
+    if not isinstance(name, str) or not is_identifier(name):
+        return "not a shell variable name"
+    if name in _SHELL_VARIABLES or name.startswith(_SHELL_PREFIXES):
+        return "a variable that the shell or the program loader uses"
+    return None
+
+
+@dataclass(frozen=True)
+class CappedText:
+    """Output as text; `dropped` counts the bytes that are not in it, `replaced` says bad UTF-8 was met."""
+
+    text: str
+    dropped: int
+    replaced: bool
+
+
+def cap_output(head: bytes, limit: int = OUTPUT_LIMIT, total: int | None = None) -> CappedText:
+    """At most `limit` bytes of UTF-8 text from `head`, the first bytes of an output of `total` bytes.
+
+    The cut is on a character boundary and is followed by `…[truncated N bytes]`. What is not UTF-8
+    becomes U+FFFD, three bytes, which count against the limit.
+    """
+    total = len(head) if total is None else total
+    text = head.decode("utf-8", "replace")
+    if total <= len(head) and len(text.encode()) <= limit:
+        return CappedText(text, 0, _is_damaged(head))
+    low, high = 0, min(len(head), limit)
+    while low < high:  # the longest prefix whose text still fits
+        middle = (low + high + 1) // 2
+        if len(_whole_characters(head[:middle])[0].encode()) <= limit:
+            low = middle
+        else:
+            high = middle - 1
+    text, kept = _whole_characters(head[:low])
+    dropped = total - kept
+    return CappedText(f"{text}…[truncated {dropped} bytes]", dropped, _is_damaged(head[:kept]))
+
+
+def _whole_characters(data: bytes) -> tuple[str, int]:
+    """The text of `data` without a character cut off at its end, and how many bytes that text stands for."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    text = decoder.decode(data)
+    return text, len(data) - len(decoder.getstate()[0])
+
+
+def _is_damaged(data: bytes) -> bool:
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return True
+    return False
