@@ -1,0 +1,121 @@
+"""Weights as found on disk: what every reader offers, and the choice of a reader by magic bytes.
+
+File names and extensions decide nothing.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..runtime.errors import CheckpointError
+from .architectures import ModelConfig
+from .tinygpt import TinyGPTCheckpoint
+
+
+class Checkpoint(Protocol):
+    """An open source of weights; tensors are read lazily, one at a time.
+
+    Names are Hugging Face's (`model.layers.0.self_attn.q_proj.weight`). `format` is for people:
+    container, version, stored precision. `warnings` are sentences about what was tolerated.
+    """
+
+    path: Path
+    format: str
+    config: ModelConfig
+    tokenizer_source: str | None
+    warnings: tuple[str, ...]
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Logical shape of every tensor; linear weights are [out, in]."""
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the source on disk."""
+
+    @property
+    def weight_nbytes(self) -> int:
+        """Size of the weights as stored."""
+
+    def tensor(self, name: str) -> NDArray[np.float32]:
+        """A fresh array in the logical shape. Raises CheckpointError for NaN, infinity, a changed file."""
+
+    def sha256(self) -> str:
+        """Hexadecimal SHA-256 of the source."""
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+# Files that people pass by mistake, by their first bytes.
+_FOREIGN = (
+    (b"TGLA", "a LoRA adapter"),
+    (b"TGMH", "a file of draft heads"),
+    (b"TGTL", "a file of tuned-lens probes"),
+    (b"TGSA", "a sparse autoencoder"),
+    (b"TGLP", "a linear probe"),
+    (b"TGFQ", "a text classifier"),
+    (b"TGFR", "a text classifier"),
+    (b"GGUF", "a GGUF model"),
+    (b"PK\x03\x04", "a zip archive (PyTorch or NumPy weights?)"),
+    (b"\x80\x02", "a Python pickle (PyTorch weights?)"),
+    (b"\x80\x03", "a Python pickle (PyTorch weights?)"),
+    (b"\x80\x04", "a Python pickle (PyTorch weights?)"),
+    (b"\x80\x05", "a Python pickle (PyTorch weights?)"),
+    (b"\x93NUMPY", "a NumPy array"),
+    (b"\x89HDF", "an HDF5 file"),
+    (b"\x1f\x8b", "a gzip archive"),
+    (b"\x08", "a protocol buffer (an ONNX model?)"),
+    (b"version https://git-lfs", "a Git LFS pointer, not the file itself"),
+    (b"<", "an HTML or XML page (a failed download?)"),
+)
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """The checkpoint in `path`, checked, its weights not yet read. Raises CheckpointError.
+
+    The caller closes it (`with open_checkpoint(path) as checkpoint`).
+    """
+    magic = _first_bytes(path)
+    if magic.startswith(b"TGPT"):
+        try:
+            return TinyGPTCheckpoint(path)
+        except OSError as error:
+            raise CheckpointError(path, f"cannot be read ({error.strerror or error})") from None
+    raise CheckpointError(path, _foreign_name(magic), "a .tinygpt checkpoint (magic TGPT)")
+
+
+def _first_bytes(path: Path) -> bytes:
+    try:
+        if path.is_dir():
+            raise CheckpointError(path, "a folder", "a .tinygpt file")
+        if path.exists() and not path.is_file():
+            raise CheckpointError(path, "not a regular file", "a .tinygpt file")
+        with path.open("rb") as file:
+            return file.read(64)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise CheckpointError(path, f"cannot be opened ({reason})", "a .tinygpt file") from None
+
+
+def _foreign_name(magic: bytes) -> str:
+    if not magic:
+        return "an empty file"
+    for start, name in _FOREIGN:
+        if magic.startswith(start):
+            return name
+    if magic[8:9] == b"{":
+        return "a safetensors file"
+    if len(magic) < 16:
+        return f"truncated: {len(magic)} bytes"
+    return f"an unknown file that starts with {magic[:4]!r}"

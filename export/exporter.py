@@ -1,0 +1,153 @@
+"""The pipeline: checkpoint, graph, weights on disk, parity check, sealed bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..runtime.bundle import (
+    GRAPH,
+    TOKENIZER,
+    WEIGHTS,
+    KVLayout,
+    Manifest,
+    SourceInfo,
+    read_manifest,
+    refuse_existing,
+    seal,
+    staged_bundle,
+)
+from ..runtime.errors import CheckFailedError, MissingExtraError, UsageError
+from . import genai_config
+from .architectures import ARCHITECTURES
+from .checkpoint import Checkpoint, open_checkpoint
+from .tokenizer_source import ResolvedTokenizer, resolve_tokenizer
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from .parity import ParityReport
+
+PRECISION = "fp32"
+FLAVOUR = "fused"
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What an export left behind: the bundle, its manifest, sentences of warning, file sizes."""
+
+    bundle: Path
+    manifest: Manifest
+    warnings: tuple[str, ...]
+    sizes: dict[str, int]
+
+
+def export(
+    source: Path,
+    out: Path,
+    *,
+    tokenizer: Path | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> ExportReport:
+    """Convert the checkpoint `source` into the bundle folder `out`, or leave nothing behind.
+
+    Weights are streamed. `progress(stage, done, total)` is called along the way. Raises UsageError
+    for `out`, CheckpointError, TokenizerError, and CheckFailedError when parity does not hold.
+    """
+    _require_onnx()
+    refuse_existing(out, force=force)
+    if out.exists() and source.resolve().is_relative_to(out.resolve()):
+        raise UsageError(out, "holds the checkpoint that is exported", "another folder for --out")
+    with open_checkpoint(source) as checkpoint:
+        words = resolve_tokenizer(checkpoint, tokenizer)
+        try:
+            with staged_bundle(out, force=force) as staging:
+                manifest = _fill(staging, checkpoint, words, progress)
+                sizes = {file.name: file.stat().st_size for file in sorted(staging.iterdir())}
+        except OSError as error:
+            raise UsageError(out, f"cannot be written ({error.strerror or error})") from error
+        return ExportReport(out, manifest, checkpoint.warnings + words.warnings, sizes)
+
+
+def _require_onnx() -> None:
+    try:
+        import onnx_ir  # noqa: F401
+    except ImportError:
+        raise MissingExtraError(
+            "export", "the package onnx-ir is not installed", remedy="pip install 'posttrainllm-onnx[export]'"
+        ) from None
+
+
+def _fill(
+    staging: Path, checkpoint: Checkpoint, words: ResolvedTokenizer, progress: Progress | None
+) -> Manifest:
+    from . import decoder, parity
+
+    config = checkpoint.config
+    model = decoder.build_decoder(checkpoint)
+    _save(model, staging, progress)
+    kv = KVLayout(config.layers, config.kv_heads, decoder.padded_head_dim(config), "float32")
+    report = parity.measure(
+        checkpoint,
+        staging / GRAPH,
+        kv,
+        precision=PRECISION,
+        progress=progress and (lambda done, total: progress("checking parity", done, total)),
+    )
+    if not report.passed:
+        raise _parity_failed(checkpoint, report)
+    manifest = Manifest(
+        architecture=config.architecture,
+        flavour=FLAVOUR,
+        precision=PRECISION,
+        context_length=config.context_length,
+        vocab_size=config.vocab_size,
+        kv=kv,
+        tokenizer=words.info,
+        end_of_turn_ids=words.end_of_turn_ids,
+        dialect=ARCHITECTURES[config.architecture].dialect,
+        source=SourceInfo(checkpoint.path.name, checkpoint.format, checkpoint.sha256()),
+        config=asdict(config) | {"tensors": _tensors(model)},
+        parity=report.to_json(),
+    )
+    if words.content is not None:
+        (staging / TOKENIZER).write_bytes(words.content)
+    (staging / genai_config.FILE).write_text(genai_config.to_text(manifest), encoding="utf-8", newline="\n")
+    seal(staging, manifest)
+    return read_manifest(staging)
+
+
+def _save(model: ir.Model, staging: Path, progress: Progress | None) -> None:
+    import onnx_ir as ir
+
+    def report(_: object, info: ir.external_data.CallbackInfo) -> None:
+        if progress:
+            progress("writing weights", info.index + 1, info.total)
+
+    ir.save(model, staging / GRAPH, external_data=WEIGHTS, callback=report)
+
+
+def _tensors(model: ir.Model) -> dict[str, str]:
+    """Name to type and shape, `float32[96, 32]`, of the weights as the graph stores them."""
+    import onnx_ir as ir
+
+    tensors = [value.const_value for value in model.graph.initializers.values() if value.const_value]
+    return {
+        str(tensor.name): f"{tensor.dtype.numpy().name}{list(tensor.shape.numpy())}"
+        for tensor in tensors
+        if tensor.dtype != ir.DataType.INT64  # shapes and axes of the graph itself
+    }
+
+
+def _parity_failed(checkpoint: Checkpoint, report: ParityReport) -> CheckFailedError:
+    case = max(report.cases, key=lambda name: report.cases[name])
+    return CheckFailedError(
+        checkpoint.path,
+        f"the exported graph differs from the source by {report.worst:.2g} of the logit range ({case})",
+        f"at most {report.tolerance:g}",
+        "no bundle was written",
+    )

@@ -1,0 +1,168 @@
+"""The exported graph against the NumPy reference, before a bundle is declared good.
+
+The graph runs as the runtime runs it: one buffer per layer bound as past and as present, filled with
+NaN beyond the valid length. One sequence starts at position 0, a second one ends at the last row of the
+position table; both are cut into chunks in several ways.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from ..runtime.bundle import KVLayout
+from . import reference
+from .checkpoint import Checkpoint
+
+TOLERANCE = {"fp32": 1e-4}
+MAX_IDS = 128
+_SPARE = 24
+_SINGLE_STEPS = 8
+
+
+@dataclass(frozen=True)
+class Case:
+    """A way to feed the ids: sizes of the chunks, first position, and the capacity of the buffers."""
+
+    name: str
+    chunks: tuple[int, ...]
+    first_position: int
+    capacity: int
+
+
+@dataclass(frozen=True)
+class ParityReport:
+    """Figures of one check. `cases` holds max |Δ logit| relative to the range of the logits."""
+
+    tolerance: float
+    worst: float
+    logit_range: float
+    ids: int
+    seed: int
+    cases: dict[str, float]
+
+    @property
+    def passed(self) -> bool:
+        return self.worst <= self.tolerance
+
+    def to_json(self) -> dict[str, object]:
+        return {"reference": "numpy float32 forward of the source weights"} | asdict(self)
+
+
+def measure(
+    checkpoint: Checkpoint,
+    graph: Path,
+    kv: KVLayout,
+    *,
+    precision: str = "fp32",
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> ParityReport:
+    """How far the graph is from the reference. Reads all weights once; decides nothing."""
+    config = checkpoint.config
+    n = min(config.context_length, MAX_IDS)
+    cases = parity_cases(n, config.context_length)
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(0, config.vocab_size, n)
+    starts = sorted({case.first_position for case in cases})
+    positions = np.array([np.arange(start, start + n) for start in starts])
+    truth = reference.logits(checkpoint, np.broadcast_to(ids, positions.shape), positions)
+    expected = dict(zip(starts, truth, strict=True))
+    spread = float(truth.max() - truth.min())
+    session = _session(graph)
+    figures = {}
+    for done, case in enumerate(cases):
+        if progress:
+            progress(done, len(cases))
+        found = run_case(session, kv, config.vocab_size, ids, case)
+        distance = float(np.abs(found - expected[case.first_position]).max())
+        figures[case.name] = _relative(distance, spread)
+    if progress:
+        progress(len(cases), len(cases))
+    worst = max(figures.values(), key=lambda figure: np.inf if np.isnan(figure) else figure)
+    return ParityReport(TOLERANCE[precision], worst, spread, n, seed, figures)
+
+
+def parity_cases(n: int, context_length: int) -> list[Case]:
+    """The splits of `n` ids that are checked: from one chunk to single steps, up to full buffers."""
+    single = min(n // 2, _SINGLE_STEPS)
+    spare = n + _SPARE
+    return [
+        Case("one chunk", (n,), 0, spare),
+        Case(
+            "single steps, a chunk, single steps",
+            _clean([*[1] * single, n - 2 * single, *[1] * single]),
+            0,
+            spare,
+        ),
+        Case("uneven chunks", _uneven(n), 0, spare),
+        Case("buffers filled to the last slot", _clean([n // 2, n - n // 2 - 1, 1]), 0, n),
+        Case("end of the position table", _clean([n - 1, 1]), context_length - n, n),
+    ]
+
+
+def _uneven(n: int) -> tuple[int, ...]:
+    chunks: list[int] = []
+    for size in itertools.cycle((1, 7, 2, 19, 3)):
+        left = n - sum(chunks)
+        if not left:
+            return tuple(chunks)
+        chunks.append(min(size, left))
+    raise AssertionError("the cycle ended")
+
+
+def _clean(chunks: Sequence[int]) -> tuple[int, ...]:
+    return tuple(size for size in chunks if size)
+
+
+def _relative(distance: float, spread: float) -> float:
+    """`distance` over the range of the logits; without a range only equality is good."""
+    if spread > 0:
+        return distance / spread
+    return 0.0 if distance == 0 else float("inf")
+
+
+def _session(graph: Path) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    # Packed copies of the weights would double the memory of the check.
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    return ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+
+
+def run_case(
+    session: ort.InferenceSession, kv: KVLayout, vocab_size: int, ids: NDArray[np.int64], case: Case
+) -> NDArray[np.float32]:
+    """Logits [n, vocab] of the graph, fed chunk by chunk over shared buffers."""
+    shape = (1, kv.heads, case.capacity, kv.head_dim)
+    buffers = {
+        f"{layer}.{part}": ort.OrtValue.ortvalue_from_numpy(np.full(shape, np.nan, np.float32))
+        for layer in range(kv.layers)
+        for part in ("key", "value")
+    }
+    rows, length = [], 0
+    for size in case.chunks:
+        first = case.first_position + length
+        feeds = {
+            "input_ids": ids[None, length : length + size],
+            "attention_mask": np.ones((1, length + size), np.int64),
+            "position_ids": np.arange(first, first + size)[None],
+        }
+        binding = session.io_binding()
+        for name, value in feeds.items():
+            binding.bind_cpu_input(name, np.ascontiguousarray(value, np.int64))
+        for name, buffer in buffers.items():
+            binding.bind_ortvalue_input(f"past_key_values.{name}", buffer)
+            binding.bind_ortvalue_output(f"present.{name}", buffer)
+        logits = ort.OrtValue.ortvalue_from_shape_and_type((1, size, vocab_size), np.float32)
+        binding.bind_ortvalue_output("logits", logits)
+        session.run_with_iobinding(binding)
+        rows.append(logits.numpy()[0])
+        length += size
+    return np.concatenate(rows)

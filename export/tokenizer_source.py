@@ -1,0 +1,126 @@
+"""Which tokenizer belongs to a checkpoint: found, checked against the vocabulary, ready to be copied.
+
+A checkpoint names a folder as it was typed on the training machine, so it is often not there: that is
+a warning, never a silent fall back to bytes. Of such a folder tokenizer.json and tokenizer_config.json
+are read, nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..runtime.bundle import TOKENIZER, TokenizerInfo
+from ..runtime.errors import TokenizerError
+from .checkpoint import Checkpoint
+
+END_OF_TURN = "<|im_end|>"
+BYTES_FINGERPRINT = "bytes-256"
+_BYTE_VOCABULARY = 256
+_MAX_NBYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class ResolvedTokenizer:
+    """`content` is tokenizer.json byte for byte, None for bytes or where it is missing."""
+
+    info: TokenizerInfo
+    end_of_turn_ids: list[int]
+    content: bytes | None
+    warnings: tuple[str, ...]
+
+
+def resolve_tokenizer(checkpoint: Checkpoint, given: Path | None) -> ResolvedTokenizer:
+    """The tokenizer `given` by the user, else the one that the checkpoint declares, else bytes.
+
+    Raises TokenizerError when `given` has none, or when a tokenizer has ids beyond the vocabulary.
+    """
+    vocab_size = checkpoint.config.vocab_size
+    if given is not None:
+        file = given if given.is_file() else given / TOKENIZER
+        if not file.is_file():
+            raise TokenizerError(given, f"no {TOKENIZER}", f"a folder with {TOKENIZER}")
+        return _load(file, vocab_size, str(given))
+    declared = checkpoint.tokenizer_source
+    if declared is None:
+        if vocab_size == _BYTE_VOCABULARY:
+            info = TokenizerInfo("bytes", BYTES_FINGERPRINT)
+            return ResolvedTokenizer(info, list(END_OF_TURN.encode()), None, ())
+        return _missing("", f"names no tokenizer, and its {vocab_size} ids are not the 256 bytes")
+    for file in _candidates(declared, checkpoint.path):
+        if file.is_file():
+            return _load(file, vocab_size, declared)
+    return _missing(declared, f"names the tokenizer {declared!r}, which is not on this machine")
+
+
+def _missing(source: str, reason: str) -> ResolvedTokenizer:
+    warning = f"the checkpoint {reason}; the bundle has no tokenizer; export again with --tokenizer DIR"
+    return ResolvedTokenizer(TokenizerInfo("missing", "", source), [], None, (warning,))
+
+
+def _candidates(declared: str, checkpoint: Path) -> list[Path]:
+    """Where `declared` may be: as it is or under the home folder, beside the checkpoint, here."""
+    try:
+        folder = Path(declared).expanduser()
+    except RuntimeError:  # a home folder of nobody
+        folder = Path(declared)
+    if "\0" in declared or len(declared) > 4096 or not declared.isprintable():
+        return []
+    if folder.is_absolute():
+        return [folder / TOKENIZER]
+    return [checkpoint.parent / folder / TOKENIZER, folder / TOKENIZER]
+
+
+def _load(file: Path, vocab_size: int, source: str) -> ResolvedTokenizer:
+    from tokenizers import Tokenizer
+
+    try:
+        nbytes = file.stat().st_size
+        if nbytes > _MAX_NBYTES:
+            raise TokenizerError(file, f"{nbytes} bytes", f"at most {_MAX_NBYTES} bytes")
+        content = file.read_bytes()
+        tokenizer = Tokenizer.from_str(content.decode("utf-8"))
+    except (TokenizerError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # noqa: BLE001 - the library raises bare Exception, and Rust panics pass through
+        raise TokenizerError(file, f"cannot be loaded ({error})", "a Hugging Face tokenizer.json") from None
+    last = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+    if last >= vocab_size:
+        raise TokenizerError(
+            file,
+            f"ids up to {last}",
+            f"ids below the model's vocabulary of {vocab_size}",
+            "give the model's own tokenizer",
+        )
+    info = TokenizerInfo("tokenizers", hashlib.sha256(content).hexdigest(), source)
+    ids = _end_of_turn(tokenizer, file.with_name("tokenizer_config.json"))
+    return ResolvedTokenizer(info, ids, content, ())
+
+
+def _end_of_turn(tokenizer: object, config: Path) -> list[int]:
+    """The marker's own id, else the id of the end-of-text token, else the marker spelled out."""
+    from tokenizers import Tokenizer
+
+    assert isinstance(tokenizer, Tokenizer)
+    added = {token.content: number for number, token in tokenizer.get_added_tokens_decoder().items()}
+    if END_OF_TURN in added:
+        return [added[END_OF_TURN]]
+    eos = _eos_token(config)
+    number = tokenizer.token_to_id(eos) if eos else None
+    if number is not None:
+        return [number]
+    return list(tokenizer.encode(END_OF_TURN, add_special_tokens=False).ids)
+
+
+def _eos_token(config: Path) -> str | None:
+    """`eos_token` of tokenizer_config.json: a string, or an object with its content."""
+    try:
+        data = json.loads(config.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    eos = data.get("eos_token") if isinstance(data, dict) else None
+    if isinstance(eos, dict):
+        eos = eos.get("content")
+    return eos if isinstance(eos, str) else None

@@ -1,0 +1,87 @@
+"""Small real models for every room: random checkpoints, and bundles that the real exporter made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from posttrainllm.export.exporter import export
+from posttrainllm.export.tinygpt_writer import write_tinygpt
+
+Tensors = dict[str, NDArray[np.float32]]
+
+
+def random_tensors(
+    *, vocab: int = 256, d_model: int = 32, layers: int = 2, d_mlp: int = 0, ctx: int = 512, seed: int = 0
+) -> Tensors:
+    """Seeded weights of a base model in logical orientation, scaled so that the logits spread."""
+    rng = np.random.default_rng(seed)
+    middle = d_mlp or 4 * d_model
+    shapes: dict[str, tuple[int, ...]] = {
+        "token_embedding.weight": (vocab, d_model),
+        "position_embedding.weight": (ctx, d_model),
+        "ln_final.weight": (d_model,),
+        "ln_final.bias": (d_model,),
+    }
+    for i in range(layers):
+        block = {"ln1": (d_model,), "ln2": (d_model,)}
+        block |= {f"attn.{letter}_proj": (d_model, d_model) for letter in "qkvo"}
+        block |= {"mlp.fc_in": (middle, d_model), "mlp.fc_out": (d_model, middle)}
+        for name, shape in block.items():
+            shapes[f"blocks.{i}.{name}.weight"] = shape
+            shapes[f"blocks.{i}.{name}.bias"] = shape[:1]
+    tensors = {}
+    for name, shape in shapes.items():
+        values = rng.standard_normal(shape) / (np.sqrt(shape[1]) if "proj" in name and len(shape) == 2 else 2)
+        if len(shape) == 1 and name.endswith(".weight"):  # gains around one
+            values = 1 + values / 2
+        tensors[name] = values.astype(np.float32)
+    return tensors
+
+
+@pytest.fixture(scope="session")
+def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """make_checkpoint(vocab=, d_model=, heads=, layers=, d_mlp=, ctx=, seed=, dtype=, config=) -> file."""
+
+    def make(
+        *, heads: int = 4, dtype: Any = "fp32", config: dict[str, Any] | None = None, **sizes: int
+    ) -> Path:
+        tensors = random_tensors(**sizes)
+        vocab, d_model = tensors["token_embedding.weight"].shape
+        sizes_in_file = {
+            "layers": sum(name.endswith("ln1.weight") for name in tensors),
+            "dModel": d_model,
+            "heads": heads,
+            "dMlp": len(tensors["blocks.0.mlp.fc_in.bias"]),
+            "ctx": len(tensors["position_embedding.weight"]),
+            "vocabSize": vocab,
+        }
+        path = tmp_path_factory.mktemp("checkpoint") / "model.tinygpt"
+        write_tinygpt(path, sizes_in_file | (config or {}), tensors, dtype=dtype)
+        return path
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_bundle(
+    make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Path]:
+    """make_bundle(**the arguments of make_checkpoint, tokenizer=folder) -> bundle folder."""
+
+    def make(*, tokenizer: Path | None = None, **arguments: Any) -> Path:
+        out = tmp_path_factory.mktemp("bundle") / "model"
+        return export(make_checkpoint(**arguments), out, tokenizer=tokenizer).bundle
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny_bundle(make_bundle: Callable[..., Path]) -> Path:
+    """A byte-level bundle: 2 layers, d_model 32, 4 heads of 8, context 512, random weights. Do not write to it."""
+    return make_bundle(d_model=32, heads=4, layers=2, ctx=512)
