@@ -26,8 +26,9 @@ from .tools import Tool, ToolResult
 
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,999})")
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]{1,3})?")
-_MAX_FITS = 10_000  # attempts to fit a value, over all branches of a schema
+_MAX_FITS = 2000  # attempts to fit a value, over all branches of a schema
 _SHOWN = 3  # problems told at once
+_WANTED = "expected text and numbers that JSON can hold"
 _REFUSED = 2  # the exit code of a call that did not run
 
 
@@ -45,9 +46,7 @@ def check_arguments(tool: Tool, arguments: object) -> dict[str, Any] | ArgumentP
         return ArgumentProblem(f"arguments: expected an object, got {_shown(given)}")
     unfit = find_unfit(given)
     if unfit:
-        return ArgumentProblem(
-            f"{_field(unfit[0])}: expected text and numbers that JSON can hold, got {unfit[1]}"
-        )
+        return ArgumentProblem(f"{_field(unfit[0])}: {_WANTED}, got {unfit[1]}")
     try:
         fitted = _Fit(tool.parameters).fit(given, tool.parameters)
         errors = list(parameter_validator(tool.parameters).iter_errors(fitted))
@@ -65,6 +64,9 @@ def shell_problem(tool: Tool, arguments: Mapping[str, Any]) -> str | None:
         return None
     for name in tool.exec_args:
         value = arguments.get(name)
+        unfit = find_unfit(value)
+        if unfit:
+            return f"{_field((name, *unfit[0]))}: {_WANTED}, got {unfit[1]}"
         if isinstance(value, str) and "\0" in value:
             return f"{name}: expected text without NUL characters, got one at character {value.index(chr(0))}"
     return None
@@ -200,7 +202,8 @@ def _describe(errors: Iterable[ValidationError], tool: Tool) -> str:
 
 def _faults(error: ValidationError, root: dict[str, Any]) -> Iterable[str]:
     path = tuple(error.absolute_path)
-    keyword, value, given = error.validator, error.validator_value, error.instance
+    keyword, given = error.validator, error.instance
+    value: Any = error.validator_value
     schema = error.schema if isinstance(error.schema, dict) else {}
     properties = schema.get("properties", {})
     if keyword == "required":
@@ -212,10 +215,24 @@ def _faults(error: ValidationError, root: dict[str, Any]) -> Iterable[str]:
         for name in given:
             if name not in properties:
                 yield f"{_field((*path, name))}: no such argument, expected one of: {names}"
+    elif branch := _near_miss(error):
+        for inner in branch:
+            yield from _faults(inner, root)
     elif keyword in ("type", "enum", "const", "anyOf", "oneOf"):
         yield f"{_field(path)}: expected {_expected({keyword: value}, root)}, got {_shown(given)}"
     else:
         yield f"{_field(path)}: expected {keyword} {_json(value)}, got {_shown(given)}"
+
+
+def _near_miss(error: ValidationError) -> list[ValidationError]:
+    """What is wrong by the first branch of a union that wants a value of this type; empty if none does."""
+    branches: dict[Any, list[ValidationError]] = {}
+    for inner in error.context or []:
+        branches.setdefault(inner.schema_path[0], []).append(inner)
+    for errors in branches.values():
+        if not any(inner.validator == "type" and not inner.path for inner in errors):
+            return errors
+    return []
 
 
 def _expected(schema: Any, root: dict[str, Any], depth: int = 0) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from ..runtime.errors import ToolFileError
 from .strict_json import StrictJsonError, find_unfit, json_name, parse_json, pointer
 from .tool_schema import check_parameters
-from .tools import Tool, is_identifier, no_parameters, variable_problem
+from .tools import Tool, is_identifier, is_shell_text, no_parameters, variable_problem
 
 _MAX_BYTES = 4 << 20
 _OURS = ("_exec", "_exec_args", "_handler")
@@ -126,7 +126,7 @@ def _exec(ours: dict[str, Any], at: dict[str, str]) -> str | None:
     template = _text(ours, "_exec", at["_exec"])
     if template is not None and not template.strip():
         raise ToolFileError(f"{at['_exec']}/_exec", "empty", "a bash command")
-    if template is not None and "\0" in template:
+    if template is not None and not is_shell_text(template):
         raise ToolFileError(f"{at['_exec']}/_exec", "a NUL character", "text that bash can hold")
     return template
 

@@ -40,11 +40,11 @@ def check_parameters(schema: Any, where: str) -> dict[str, Any]:
     if schema.get("type", "object") != "object":
         found = f"type {json.dumps(schema['type'])}"
         raise ToolFileError(f"{where}/type", found, '"object", because arguments come by name')
-    schema = {"type": "object", **schema}
-    _check_meta(schema, schema, where)
-    _check_references(schema, where)
-    _check_required(schema, where)
-    return schema
+    sound: dict[str, Any] = {"type": "object", **schema}
+    _check_meta(sound, sound, where)
+    _check_references(sound, where)
+    _check_required(sound, where)
+    return sound
 
 
 def parameter_validator(schema: dict[str, Any]) -> Validator:
@@ -87,7 +87,8 @@ def resolve_path(root: Any, path: Path) -> Any:
 
 def _draft(schema: dict[str, Any]) -> Any:
     """The validator class for the draft that `$schema` names, 2020-12 without one; None if unknown."""
-    return validator_for(schema, default=None) if "$schema" in schema else Draft202012Validator
+    unknown: Any = None
+    return validator_for(schema, default=unknown) if "$schema" in schema else Draft202012Validator
 
 
 def _check_meta(schema: Any, root: dict[str, Any], where: str) -> None:

@@ -64,6 +64,8 @@ class Tool:
             problem = variable_problem(name)
             if problem:
                 raise ToolFileError(f"tool {self.name}, argument {name!r}", problem, remedy="rename it")
+        if self.exec is not None and not is_shell_text(self.exec):
+            raise ToolFileError(f"tool {self.name}, _exec", "a NUL or half of a surrogate pair", "shell text")
 
 
 @dataclass(frozen=True)
@@ -162,6 +164,11 @@ class FunctionBackend:
 def is_identifier(name: object) -> bool:
     """Whether `name` is text of the form `[A-Za-z_][A-Za-z0-9_]*`."""
     return isinstance(name, str) and _IDENTIFIER.fullmatch(name) is not None
+
+
+def is_shell_text(text: str) -> bool:
+    """Whether bash can hold `text`: UTF-8 without NUL."""
+    return not any(c == "\0" or "\ud800" <= c <= "\udfff" for c in text)
 
 
 def variable_problem(name: object) -> str | None:
