@@ -39,6 +39,10 @@ class Checkpoint(Protocol):
         """Size of the source on disk."""
 
     @property
+    def stored_dtype(self) -> str:
+        """Element type of the weights in the file: float32 or float16."""
+
+    @property
     def weight_nbytes(self) -> int:
         """Size of the weights as stored."""
 

@@ -88,7 +88,7 @@ class TinyGPTCheckpoint:
         self._places: dict[str, _Place] = {ours: places[theirs] for ours, theirs in names.items()}
         self._source_names: Mapping[str, str] = names
         self.warnings: tuple[str, ...] = tuple(warnings)
-        self.format: str = f"tinygpt v{header.version} {'fp16' if self._dtype.itemsize == 2 else 'fp32'}"
+        self.format: str = f"tinygpt v{header.version} {self.stored_dtype}"
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -99,6 +99,11 @@ class TinyGPTCheckpoint:
     def nbytes(self) -> int:
         """Size of the file."""
         return self._stat.st_size
+
+    @property
+    def stored_dtype(self) -> str:
+        """Element type of the weights in the file."""
+        return self._dtype.newbyteorder("=").name
 
     @property
     def weight_nbytes(self) -> int:
@@ -265,8 +270,9 @@ def _tokenizer_source(header: Header) -> str | None:
 
 def _check_inventory(header: Header, config: ModelConfig) -> dict[str, str]:
     """Our name to the file's for every tensor, after comparing names and shapes both ways."""
-    names = TINYGPT.source_names(config)
-    shapes = {names[ours]: shape for ours, shape in tensor_shapes(config).items()}
+    theirs = TINYGPT.source_names(config)
+    names = {ours: theirs[ours] for ours in tensor_shapes(config)}
+    shapes = {theirs[ours]: shape for ours, shape in tensor_shapes(config).items()}
     entries = {entry.name: entry for entry in header.manifest}
     for name, shape in shapes.items():
         if name not in entries:

@@ -1,0 +1,107 @@
+"""`posttrainllm inspect`: what a checkpoint or a bundle holds."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..runtime.errors import TokenizerError
+from .options import option, parse, positional
+
+if TYPE_CHECKING:
+    from ..export.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True)
+class InspectOptions:
+    """Flags of `inspect`."""
+
+    model: str = positional("model", "a .tinygpt checkpoint, or the folder of a bundle")
+    json: bool = option(False, "print one JSON object")
+
+
+def run(argv: list[str]) -> int:
+    """Print config, sizes, tokenizer, parity and tensors."""
+    options = parse(
+        InspectOptions,
+        argv,
+        command="inspect",
+        summary="Print what a checkpoint or a bundle holds. Weights are not read.",
+        example="  posttrainllm inspect model.tinygpt --json",
+    )
+    path = Path(options.model)
+    facts = _bundle(path) if path.is_dir() else _checkpoint(path)
+    print(json.dumps(facts, indent=2) if options.json else "\n".join(_lines(facts)))
+    return 0
+
+
+def _bundle(path: Path) -> dict[str, Any]:
+    from ..runtime.bundle import Bundle
+
+    manifest = asdict(Bundle.open(path).manifest)
+    tensors = manifest["config"].pop("tensors", {})
+    sizes = {name: info["nbytes"] for name, info in manifest["files"].items()}
+    keys = ("architecture", "flavour", "precision", "dialect", "config", "source", "kv", "tokenizer")
+    facts = {"path": str(path), "format": f"{manifest['format']} {manifest['format_version']}"}
+    facts |= {key: manifest[key] for key in (*keys, "end_of_turn_ids", "parity")}
+    return facts | {"sizes": sizes, "tensors": tensors}
+
+
+def _checkpoint(path: Path) -> dict[str, Any]:
+    from ..export.checkpoint import open_checkpoint
+
+    with open_checkpoint(path) as checkpoint:
+        tokenizer, warnings = _tokenizer(checkpoint)
+        shapes = checkpoint.shapes
+        return {
+            "path": str(path),
+            "format": checkpoint.format,
+            "architecture": checkpoint.config.architecture,
+            "config": asdict(checkpoint.config),
+            "tokenizer": tokenizer,
+            "warnings": [*checkpoint.warnings, *warnings],
+            "parameters": sum(prod(shape) for shape in shapes.values()),
+            "sizes": {"file": checkpoint.nbytes, "weights": checkpoint.weight_nbytes},
+            "tensors": {name: f"{checkpoint.stored_dtype}{list(shape)}" for name, shape in shapes.items()},
+        }
+
+
+def _tokenizer(checkpoint: "Checkpoint") -> tuple[dict[str, str], list[str]]:
+    """The tokenizer that an export would use, and what there is to say about it."""
+    from ..export.tokenizer_source import resolve_tokenizer
+
+    try:
+        found = resolve_tokenizer(checkpoint, None)
+    except TokenizerError as error:
+        return {"kind": "unusable", "fingerprint": "", "source": checkpoint.tokenizer_source or ""}, [
+            str(error)
+        ]
+    return asdict(found.info), list(found.warnings)
+
+
+def _lines(facts: Mapping[str, Any], indent: str = "") -> Iterator[str]:
+    """`facts` for people: a name and its value a line; the members of an object stand indented below it."""
+    width = max((len(_printable(name)) for name in facts), default=0)
+    for name, value in facts.items():
+        if isinstance(value, dict) and value:
+            yield f"{indent}{_printable(name)}"
+            yield from _lines(value, indent + "  ")
+        else:
+            yield f"{indent}{_printable(name):<{width}}  {_value(value)}".rstrip()
+
+
+def _value(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(_value(item) for item in value) or "none"
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}" if value > 9999 else str(value)
+    return _printable(str(value))
+
+
+def _printable(text: str) -> str:
+    """`text` with everything escaped that could move a terminal's cursor."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
