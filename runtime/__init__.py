@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .bundle import Bundle as Bundle
-    from .generate import Step as Step
-    from .generate import generate as generate
+    from .generation import Step as Step
+    from .generation import generate as generate
     from .grammar import Grammar as Grammar
     from .grammar import Matcher as Matcher
     from .kv_cache import KVCache as KVCache
@@ -31,8 +31,8 @@ _HOMES = {
     "Matcher": "grammar",
     "Sampler": "sampler",
     "Session": "session",
-    "Step": "generate",
-    "generate": "generate",
+    "Step": "generation",
+    "generate": "generation",
     "load": "session",
 }
 __all__ = sorted(_HOMES)  # noqa: PLE0605

@@ -34,9 +34,17 @@ def escape(name: str) -> str:
 
 
 def children(schema: object) -> Iterator[tuple[str, object]]:
-    """The direct subschemas of `schema`, each with its relative pointer such as `/properties/path`."""
+    """The direct subschemas of `schema`, each with its relative pointer such as `/properties/path`.
+
+    Definitions come before what may refer to them.
+    """
     if not isinstance(schema, Mapping):
         return
+    for keyword in _MAP:
+        entries = schema.get(keyword)
+        if isinstance(entries, Mapping):
+            for name, entry in entries.items():
+                yield f"/{keyword}/{escape(name)}", entry
     for keyword in _ONE:
         if isinstance(schema.get(keyword), (Mapping, bool)):
             yield f"/{keyword}", schema[keyword]
@@ -45,11 +53,6 @@ def children(schema: object) -> Iterator[tuple[str, object]]:
         if isinstance(entries, list):
             for index, entry in enumerate(entries):
                 yield f"/{keyword}/{index}", entry
-    for keyword in _MAP:
-        entries = schema.get(keyword)
-        if isinstance(entries, Mapping):
-            for name, entry in entries.items():
-                yield f"/{keyword}/{escape(name)}", entry
 
 
 def rewrite(schema: object, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:

@@ -85,3 +85,27 @@ def make_bundle(
 def tiny_bundle(make_bundle: Callable[..., Path]) -> Path:
     """A byte-level bundle: 2 layers, d_model 32, 4 heads of 8, context 512, random weights. Do not write to it."""
     return make_bundle(d_model=32, heads=4, layers=2, ctx=512)
+
+
+@pytest.fixture(scope="session")
+def bpe_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small byte-level BPE tokenizer: turn markers, end of text and a plain added token."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    words = "the tool read_file path arguments answer echo text hello world"
+    tokenizer.train_from_iterator(
+        [words, f'{{"tool": "echo", "arguments": {{"text": "{words}"}}}}'] * 9, trainer
+    )
+    tokenizer.add_tokens([AddedToken("<tool_call>", special=False)])
+    folder = tmp_path_factory.mktemp("tokenizer")
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder

@@ -19,7 +19,9 @@ BOTH = ["CUDAExecutionProvider", *CPU_ONLY]
 
 def test_named_and_missing_is_an_error_that_lists_what_is_there() -> None:
     """P51."""
-    with pytest.raises(ProviderError, match=r"--provider cuda: .*not in this ONNX Runtime; expected one of auto, cpu"):
+    with pytest.raises(
+        ProviderError, match=r"--provider cuda: .*not in this ONNX Runtime; expected one of auto, cpu"
+    ):
         candidates("cuda", CPU_ONLY)
     with pytest.raises(ProviderError, match="unknown provider"):
         candidates("gpu", CPU_ONLY)

@@ -24,7 +24,8 @@ def host_of_32(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("host_of_32")
 @pytest.mark.parametrize(
-    ("limit", "threads"), [("200000 100000", 2), ("150000 100000", 1), ("50000 100000", 1), ("max 100000", 32)]
+    ("limit", "threads"),
+    [("200000 100000", 2), ("150000 100000", 1), ("50000 100000", 1), ("max 100000", 32)],
 )
 def test_quota_of_cgroup_v2(tmp_path: Path, limit: str, threads: int) -> None:
     write(tmp_path / "proc", "0::/docker/abc\n")
@@ -77,6 +78,8 @@ def test_a_pinned_process_uses_one_thread_without_noise(tiny_bundle: Path) -> No
         "from posttrainllm.runtime import load\n"
         "print(load(sys.argv[1]).threads)"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(tiny_bundle)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tiny_bundle)], capture_output=True, text=True, check=True
+    )
     assert done.stdout == "1\n"
     assert done.stderr == ""

@@ -58,34 +58,28 @@ def generate(
     sampler = sampler or Sampler()
     known = min(session.tokenizer.vocab_size, session.vocab_size)
     context = list(prompt)
-    held = _Held(Detokenizer(session.tokenizer), list(stop))
+    output = _Output(Detokenizer(session.tokenizer), list(stop))
     sampled = 0
-    reason: str | None = None
-    forced = matcher.force() if matcher else []
+    batch = [Step(token, "", forced=True) for token in matcher.force()] if matcher else []
     while True:
-        context += forced
-        for token in forced:
-            yield from held.push(token, forced=True)
-        if matcher and matcher.finished:
+        context += [step.id for step in batch]
+        reason = None
+        if output.ends_with_stop(batch) or (matcher and matcher.finished):
             reason = "stop"
         elif sampled >= max_tokens:
             reason = "length"
         elif len(context) > len(prompt) and len(context) >= cache.max_length:
             reason = "context"
+        yield from output.push(batch, reason)
         if reason:
-            break
+            return
         logits = session.prefill(context, cache)
         token = sampler.sample(_masked(logits, known, matcher))
         sampled += 1
-        context.append(token)
+        batch = [Step(token, "", forced=False)]
         if matcher:
             matcher.accept(token)
-        yield from held.push(token, forced=False)
-        if held.stopped:
-            reason = "stop"
-            break
-        forced = matcher.force() if matcher else []
-    yield from held.finish(reason)
+            batch += [Step(token, "", forced=True) for token in matcher.force()]
 
 
 def _masked(logits: NDArray[np.float32], known: int, matcher: Matcher | None) -> NDArray[np.float32]:
@@ -99,41 +93,40 @@ def _masked(logits: NDArray[np.float32], known: int, matcher: Matcher | None) ->
     return logits
 
 
-class _Held:
-    """Steps that may not go out yet: the last one (it may turn out to be final) and a possible stop."""
+class _Output:
+    """Puts text to steps, and holds back those that may turn out to be a stop sequence."""
 
     def __init__(self, detokenizer: Detokenizer, stop: list[int]) -> None:
         self._detokenizer = detokenizer
         self._stop = stop
         self._tail: list[int] = []
         self._waiting: list[Step] = []
-        self.stopped = False
 
-    def push(self, token: int, *, forced: bool) -> Iterator[Step]:
-        self._waiting.append(Step(token, "", forced))
-        self._tail = [*self._tail, token][-max(len(self._stop), 1) :]
-        self.stopped = bool(self._stop) and self._tail == self._stop
-        if not self.stopped:
-            yield from self._release(max(1, self._possible_stop()))
+    def ends_with_stop(self, batch: list[Step]) -> bool:
+        """Whether the output, with `batch` added to it, ends with the stop sequence."""
+        if not self._stop:
+            return False
+        self._tail = [*self._tail, *(step.id for step in batch)][-len(self._stop) :]
+        return self._tail == self._stop
 
-    def finish(self, reason: str | None) -> Iterator[Step]:
-        """The rest, the last step with `reason`; ids of a stop sequence carry no text."""
-        yield from self._release(len(self._stop) if self.stopped else 1)
-        if not self._waiting:
-            return
-        *before, last = self._waiting
-        if not self.stopped:
-            last = replace(last, text=self._detokenizer.push(last.id))
-        yield from before
-        yield replace(last, text=last.text + self._detokenizer.flush(), finish_reason=reason)
-
-    def _release(self, keep: int) -> Iterator[Step]:
+    def push(self, batch: list[Step], reason: str | None) -> Iterator[Step]:
+        """Steps that may go out now; all of them when there is a finish `reason`."""
+        self._waiting += batch
+        silent = len(self._stop) if self._stop and self._tail == self._stop else 0
+        keep = silent if reason else self._possible_stop()
         while len(self._waiting) > keep:
             step = self._waiting.pop(0)
-            yield replace(step, text=self._detokenizer.push(step.id))
+            text = self._detokenizer.push(step.id)
+            if reason and not self._waiting:
+                yield replace(step, text=text + self._detokenizer.flush(), finish_reason=reason)
+            else:
+                yield replace(step, text=text)
+        if reason and self._waiting:
+            yield from self._waiting[:-1]
+            yield replace(self._waiting[-1], text=self._detokenizer.flush(), finish_reason=reason)
 
     def _possible_stop(self) -> int:
-        """Length of the longest tail that the stop sequence starts with."""
+        """Length of the longest end of the output that the stop sequence begins with."""
         for length in range(min(len(self._stop) - 1, len(self._tail)), 0, -1):
             if self._tail[-length:] == self._stop[:length]:
                 return length

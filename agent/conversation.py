@@ -1,0 +1,35 @@
+"""Conversation: the ids that a model has seen or is about to see, as spans that know their origin.
+
+Ids are the truth; text is derived from them. The KV cache is brought up to these ids by `prefill`, so a
+conversation that was cut back needs no other bookkeeping.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from .chat_format import IdSpan
+
+
+@dataclass
+class Conversation:
+    """Append-only spans, except for `take_back`."""
+
+    spans: list[IdSpan] = field(default_factory=list)
+
+    @property
+    def ids(self) -> list[int]:
+        """All ids in order."""
+        return [token for span in self.spans for token in span.ids]
+
+    def __len__(self) -> int:
+        return sum(len(span.ids) for span in self.spans)
+
+    def extend(self, spans: Iterable[IdSpan]) -> None:
+        """Append spans; empty ones are left out."""
+        self.spans.extend(span for span in spans if span.ids)
+
+    def take_back(self, count: int) -> None:
+        """Forget all spans behind the first `count`."""
+        del self.spans[count:]

@@ -1,0 +1,164 @@
+"""What an agent run says: one event a step, as dataclasses, as JSON objects, as a file.
+
+The schema of the JSON form is tools_schemas/events.schema.json. `Delta` is for people watching; it is
+not part of the JSON stream.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, ClassVar, Self
+
+from ..runtime.errors import UsageError
+
+VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Base: `turn` counts user turns from 0, `time` is seconds since 1970-01-01 UTC."""
+
+    type: ClassVar[str]
+    turn: int
+    time: float
+
+    def to_json(self) -> dict[str, Any]:
+        """The event as a JSON object; fields that are None or zero flags are left out."""
+        body = {"v": VERSION, "type": self.type}
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if value is not None:
+                body[entry.name] = value
+        return body
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delta(Event):
+    """Text of the assistant as it is decoded."""
+
+    type = "delta"
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class User(Event):
+    """A user turn begins. `escaped`: how many `<|` in the text were broken up (None: none)."""
+
+    type = "user"
+    text: str
+    escaped: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assistant(Event):
+    """One step of the assistant. `stop`: "stop", "length" or "context", as `generate` ended.
+
+    prompt_tokens: ids before the step; cached_tokens: how many of them were in the KV cache already.
+    `dialect` is set when a call came in a shape of another protocol.
+    """
+
+    type = "assistant"
+    step: int
+    raw: str
+    prompt_tokens: int
+    cached_tokens: int
+    forced_tokens: int
+    sampled_tokens: int
+    stop: str
+    dialect: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolCallEvent(Event):
+    """A call was executed (or refused: exit_code says so)."""
+
+    type = "tool_call"
+    tool: str
+    arguments: Any
+    stdout: str
+    stderr: str
+    exit_code: int
+    duration_sec: float
+    timed_out: bool | None = None
+    truncated: int | None = None
+    replaced: bool | None = None
+    escaped: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolResultEvent(Event):
+    """What the model was shown. In the transcript only."""
+
+    type = "tool_result"
+    tool: str
+    stdout: str
+    stderr: str
+    exit_code: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerEvent(Event):
+    """The turn's answer; `fallback` when raw text had to stand in for one."""
+
+    type = "answer"
+    text: str
+    fallback: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop(Event):
+    """The turn ended without an answer: "context", "steps", "tokens" or "interrupted"."""
+
+    type = "stop"
+    reason: str
+    detail: str | None = None
+
+
+def to_line(event: Event) -> bytes:
+    """The event as one line of UTF-8. A lone surrogate stays the JSON escape that it came as."""
+    text = json.dumps(event.to_json(), ensure_ascii=False, allow_nan=False)
+    return text.encode("utf-8", errors="backslashreplace") + b"\n"
+
+
+class Transcript:
+    """Appends events to a file, one line each, on disk before the next step begins.
+
+    A torn last line (a run was killed) is ended first, so that it spoils nothing after it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file: BinaryIO = path.open("ab")
+            if path.is_file() and path.stat().st_size and _last_byte(path) != b"\n":
+                self._file.write(b"\n")
+                self._file.flush()
+        except OSError as error:
+            raise UsageError(
+                f"--transcript {path}", f"cannot be written ({error.strerror or error})"
+            ) from None
+
+    def write(self, event: Event) -> None:
+        """Append one event. One write call a line, so that parallel runs do not mix within lines."""
+        if not isinstance(event, Delta):
+            self._file.write(to_line(event))
+            self._file.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+
+def _last_byte(path: Path) -> bytes:
+    with path.open("rb") as handle:
+        handle.seek(-1, os.SEEK_END)
+        return handle.read(1)

@@ -1,0 +1,314 @@
+"""Agent.run(): one user turn as events. Generate, parse, approve, execute, append; until an answer.
+
+The model's ids, the KV cache and the events all come from one `Conversation`. A turn that ends without an
+answer ends with a `Stop` event that says why; nothing is dropped silently. A turn that is interrupted is
+taken back whole, so that the next one starts from a consistent conversation.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ..runtime.errors import GrammarError, ToolFileError
+from ..runtime.generation import Step, generate
+from ..runtime.grammar import Grammar
+from ..runtime.sampler import Sampler
+from ..runtime.session import Session
+from ..runtime.tokenizer import decode
+from . import events
+from .arguments import check_arguments, problem_result, unknown_tool_result
+from .chat_format import (
+    ANSWER_SCHEMA,
+    DEFAULT_HEADER,
+    IdSpan,
+    Piece,
+    PosttrainDialect,
+    encode,
+    reply_schema,
+)
+from .conversation import Conversation
+from .reply import Answer, Call, Malformed, Reply, ReplyScanner, parse_object
+from .tools import Tool, ToolBackend, ToolResult
+
+Approval = Literal["yes", "no", "always"]
+DECLINED = "not run: the user declined this call"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """`max_steps`: tool calls in one user turn. `max_tokens`: sampled ids in one assistant step."""
+
+    max_steps: int = 8
+    max_tokens: int = 256
+
+
+@dataclass
+class _Output:
+    """One assistant step as it was generated."""
+
+    steps: list[Step] = field(default_factory=list)
+    reply: Reply | None = None
+    stop: str = "stop"
+    cached: int = 0
+    prompt: int = 0
+
+
+class _Ended(Exception):
+    """The turn cannot go on; carries the reason of its Stop event."""
+
+    def __init__(self, reason: str, detail: str | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.detail = detail
+
+
+class Agent:
+    """A model, its tools and one conversation.
+
+    `approve(tool, arguments)` is asked before each call when given; "no" is told to the model. With
+    `constrain` (the default) a grammar made of the tools' schemas admits only calls and answers. Raises
+    ToolFileError if a schema cannot be compiled, ContextFullError if the system prompt does not fit.
+    One thread at a time.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        tools: Sequence[Tool],
+        *,
+        backend: ToolBackend,
+        header: str = DEFAULT_HEADER,
+        sampler: Sampler | None = None,
+        limits: Limits | None = None,
+        constrain: bool = True,
+        approve: Callable[[Tool, Mapping[str, Any]], Approval] | None = None,
+        preallocate: bool = True,
+    ) -> None:
+        self.session = session
+        self.tools = {tool.name: tool for tool in tools}
+        self.dialect = PosttrainDialect()
+        self.conversation = Conversation()
+        self.cache = session.new_cache(preallocate=preallocate)
+        self._backend = backend
+        self._sampler = sampler or Sampler()
+        self._limits = limits or Limits()
+        self._approve = approve
+        self._grammars = compile_replies(tools, session) if constrain else None
+        self._end_of_turn = session.manifest.end_of_turn_ids
+        self._turn = -1
+        spans, _ = encode(self.dialect.system(header, tools), session.tokenizer)
+        bos = IdSpan("template", session.tokenizer.bos_ids)
+        self.conversation.extend([bos, *spans])
+        self.cache.reserve(len(self.conversation))
+
+    def prepare(self) -> None:
+        """Feed the system prompt now, so that the first turn need not wait for it."""
+        self.session.prefill(self.conversation.ids, self.cache)
+
+    def run(self, text: str) -> Iterator[events.Event]:
+        """The events of one user turn; the last is an Answer or a Stop."""
+        self._turn += 1
+        before = len(self.conversation.spans)
+        try:
+            yield from self._run(text)
+        except _Ended as end:
+            yield events.Stop(**self._stamp(), reason=end.reason, detail=end.detail)
+        except BaseException:  # Ctrl-C, a closed generator, a fault: no half turn stays behind
+            self.conversation.take_back(before)
+            raise
+
+    def interrupted(self) -> events.Stop:
+        """The event for a turn that the caller stopped by closing `run`'s iterator."""
+        return events.Stop(**self._stamp(), reason="interrupted", detail="the turn was taken back")
+
+    def _run(self, text: str) -> Iterator[events.Event]:
+        escaped = self._append([*self._closing(), *self.dialect.user(text)])
+        yield events.User(**self._stamp(), text=text, escaped=escaped)
+        retried = False
+        calls = 0
+        for number in itertools.count():
+            final = calls == self._limits.max_steps
+            output = _Output()
+            yield from self._generate(output, answer_only=final)
+            yield self._assistant_event(number, output)
+            reply = output.reply
+            if isinstance(reply, Answer):
+                yield events.AnswerEvent(**self._stamp(), text=reply.text)
+                return
+            if isinstance(reply, Malformed) and not retried and not final:
+                retried = True  # one bounded retry a turn, with the parser's words
+                yield from self._show(self._unparsed(reply, output), None)
+                continue
+            if not isinstance(reply, Call):
+                yield self._without_reply(output)
+                return
+            if final:
+                raise _Ended("steps", f"{calls} tool calls without an answer; --max-steps raises the limit")
+            calls += 1
+            result, arguments = self._execute(reply)
+            yield from self._show(result, arguments)
+
+    def _generate(self, output: _Output, *, answer_only: bool) -> Iterator[events.Event]:
+        """Decode one assistant step into `output`, yielding deltas; the conversation keeps its ids."""
+        prompt = self.conversation.ids
+        output.prompt = len(prompt)
+        output.cached = self.cache.common_prefix(prompt)
+        matcher = self._grammars[answer_only].matcher() if self._grammars else None
+        scanner = None if matcher else ReplyScanner(self.tools)
+        steps = generate(
+            self.session,
+            prompt,
+            cache=self.cache,
+            sampler=self._sampler,
+            max_tokens=self._limits.max_tokens,
+            matcher=matcher,
+            stop=() if matcher else self._end_of_turn,
+        )
+        for step in steps:
+            output.steps.append(step)
+            output.stop = step.finish_reason or "stop"
+            if step.text:
+                yield events.Delta(**self._stamp(), text=step.text)
+            if scanner and scanner.push(step.text):
+                break
+        for step in output.steps:
+            self._append_ids("forced" if step.forced else "sampled", [step.id])
+        if scanner:
+            output.reply = scanner.reply or scanner.finish()
+        elif output.stop == "stop":
+            output.reply = parse_object(self._raw(output), self.tools)
+
+    def _without_reply(self, output: _Output) -> events.Event:
+        """How a turn ends when a step gave neither a call nor an answer."""
+        if output.stop == "context":
+            raise _Ended("context", f"the context of {self.cache.max_length} ids is full")
+        cut = output.stop == "length" and (self._grammars is not None or output.reply is not None)
+        if cut:
+            raise _Ended(
+                "tokens",
+                f"cut off after {self._limits.max_tokens} sampled ids; --max-tokens raises the limit",
+            )
+        return events.AnswerEvent(**self._stamp(), text=self._raw(output).strip(), fallback=True)
+
+    def _execute(self, call: Call) -> tuple[ToolResult, object]:
+        """Check, approve and run one call; every failure is a result. Also the arguments that were used."""
+        tool = self.tools.get(call.tool)
+        if tool is None:
+            return unknown_tool_result(call.tool, tuple(self.tools)), call.arguments
+        arguments = check_arguments(tool, call.arguments)
+        if not isinstance(arguments, dict):
+            return problem_result(tool, arguments), call.arguments
+        if self._approve is not None:
+            answer = self._approve(tool, arguments)
+            if answer == "no":
+                return ToolResult(tool.name, "", DECLINED, 126), arguments
+            if answer == "always":
+                self._approve = None
+        return self._backend.call(tool, arguments), arguments
+
+    def _show(self, result: ToolResult, arguments: object) -> Iterator[events.Event]:
+        """Report a result and append it for the model. Raises _Ended if it does not fit."""
+        pieces = [*self._closing(), *self.dialect.tool_result(result)]
+        spans, escaped = encode(pieces, self.session.tokenizer)
+        yield events.ToolCallEvent(
+            **self._stamp(),
+            tool=result.tool,
+            arguments=arguments,
+            stdout=result.stdout,
+            stderr=result.stderr,
+            exit_code=result.exit_code,
+            duration_sec=round(result.duration_sec, 6),
+            timed_out=result.timed_out or None,
+            truncated=result.truncated or None,
+            replaced=result.replaced or None,
+            escaped=escaped or None,
+        )
+        self._admit(spans)
+        yield events.ToolResultEvent(
+            **self._stamp(),
+            tool=result.tool,
+            stdout=result.stdout,
+            stderr=result.stderr,
+            exit_code=result.exit_code,
+        )
+
+    def _unparsed(self, reply: Malformed, output: _Output) -> ToolResult:
+        problem = reply.problem
+        if output.stop == "length":
+            problem = f"truncated: only {self._limits.max_tokens} sampled ids are allowed (--max-tokens)"
+        return ToolResult("", "", f"your reply was not understood: {problem}", 2)
+
+    def _closing(self) -> list[Piece]:
+        """What ends the assistant's last turn; the marker only if the model did not say it itself."""
+        last = self.conversation.spans[-1]
+        if last.origin not in ("sampled", "forced"):
+            return []
+        closing = self.dialect.end_of_turn()
+        said = self.conversation.ids[-len(self._end_of_turn) :] == self._end_of_turn
+        return closing[1:] if said else closing
+
+    def _append(self, pieces: list[Piece]) -> int | None:
+        """Append pieces if they fit with room for a step; how many markers were broken up, None for none."""
+        spans, escaped = encode(pieces, self.session.tokenizer)
+        self._admit(spans)
+        return escaped or None
+
+    def _admit(self, spans: list[IdSpan]) -> None:
+        count = sum(len(span.ids) for span in spans)
+        needed = len(self.conversation) + count + self._limits.max_tokens
+        if needed > self.cache.max_length:
+            raise _Ended(
+                "context",
+                f"{len(self.conversation)} ids held + {count} new + {self._limits.max_tokens} for the reply "
+                f"do not fit in {self.cache.max_length}",
+            )
+        self.conversation.extend(spans)
+
+    def _append_ids(self, origin: Literal["sampled", "forced"], ids: list[int]) -> None:
+        last = self.conversation.spans[-1]
+        if last.origin == origin:
+            last.ids.extend(ids)
+        else:
+            self.conversation.extend([IdSpan(origin, ids)])
+
+    def _raw(self, output: _Output) -> str:
+        ids = [step.id for step in output.steps]
+        count = len(self._end_of_turn)
+        if count and ids[-count:] == self._end_of_turn:
+            ids = ids[:-count]
+        return decode(self.session.tokenizer, ids)
+
+    def _assistant_event(self, number: int, output: _Output) -> events.Assistant:
+        reply = output.reply
+        foreign = isinstance(reply, Call) and reply.dialect != self.dialect.name
+        return events.Assistant(
+            **self._stamp(),
+            step=number,
+            raw=self._raw(output),
+            prompt_tokens=output.prompt,
+            cached_tokens=output.cached,
+            forced_tokens=sum(step.forced for step in output.steps),
+            sampled_tokens=sum(not step.forced for step in output.steps),
+            stop=output.stop,
+            dialect=reply.dialect if isinstance(reply, Call) and foreign else None,
+        )
+
+    def _stamp(self) -> dict[str, Any]:
+        return {"turn": self._turn, "time": round(time.time(), 3)}
+
+
+def compile_replies(tools: Sequence[Tool], session: Session) -> tuple[Grammar, Grammar]:
+    """Grammars for a step: (call or answer, answer only). Raises ToolFileError naming tool and keyword."""
+    try:
+        full = Grammar(reply_schema(tools), session.tokenizer, vocab_size=session.vocab_size)
+    except GrammarError as error:
+        place = error.subject.removeprefix("#/$defs/")
+        tool, _, pointer = place.partition("/")
+        raise ToolFileError(
+            f"tool {tool}", f"parameters#/{pointer}: {error.found}", error.expected, "or use --no-constrain"
+        ) from None
+    return full, Grammar(ANSWER_SCHEMA, session.tokenizer, vocab_size=session.vocab_size)

@@ -1,0 +1,119 @@
+"""A checkpoint exported once per content, in the user's cache folder.
+
+    <cache>/hashes/<hash of the path>.json    content hash of a source, by path, size, mtime and inode
+    <cache>/bundles/<key>/                    the bundle; the key covers the source, its tokenizer, our version
+
+So a start never re-reads gigabytes, a changed file is noticed, and eight first starts at once export once.
+The folder is the system's usual one; the environment variable POSTTRAINLLM_CACHE_DIR overrides it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..runtime.bundle import FORMAT_VERSION, Bundle, sha256_file
+from ..runtime.errors import BundleError, CheckpointError, UsageError
+from .checkpoint import open_checkpoint
+from .exporter import FLAVOUR, PRECISION, Progress, export
+from .tokenizer_source import resolve_tokenizer
+
+# Raise it when the same source would give another bundle.
+EXPORTER_VERSION = 1
+
+
+@dataclass(frozen=True)
+class CachedExport:
+    """Where the bundle is; `warnings` of the checkpoint and its tokenizer; whether it was made just now."""
+
+    bundle: Path
+    warnings: tuple[str, ...]
+    fresh: bool
+
+
+def cache_folder() -> Path:
+    """The folder of this user's exported models. Made on demand, and safe to delete."""
+    given = os.environ.get("POSTTRAINLLM_CACHE_DIR")
+    if given:
+        return Path(given)
+    from platformdirs import user_cache_path
+
+    return user_cache_path("posttrainllm", appauthor=False)
+
+
+def cached_export(source: Path, *, progress: Progress | None = None) -> CachedExport:
+    """The bundle of checkpoint `source`, exported now unless it was before. Raises as `export` does."""
+    folder = cache_folder()
+    with open_checkpoint(source) as checkpoint:
+        words = resolve_tokenizer(checkpoint, None)
+        warnings = checkpoint.warnings + words.warnings
+    try:
+        for part in ("hashes", "bundles"):
+            (folder / part).mkdir(parents=True, exist_ok=True)
+        identity = [
+            content_hash(source, folder / "hashes"),
+            words.info.kind,
+            words.info.fingerprint,
+            words.end_of_turn_ids,
+            FLAVOUR,
+            PRECISION,
+            FORMAT_VERSION,
+            EXPORTER_VERSION,
+        ]
+        key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:40]
+        out = folder / "bundles" / key
+        if _is_good(out):
+            return CachedExport(out, warnings, fresh=False)
+        return CachedExport(out, warnings, fresh=_export_once(source, out, progress))
+    except PermissionError as error:
+        raise UsageError(
+            folder,
+            f"the cache folder cannot be used ({error.strerror})",
+            "a writable folder in POSTTRAINLLM_CACHE_DIR",
+        ) from None
+
+
+def content_hash(source: Path, memory: Path) -> str:
+    """SHA-256 of `source`, remembered in the folder `memory` for as long as the file's stat is the same."""
+    try:
+        stat = source.stat()
+    except OSError as error:
+        raise CheckpointError(source, f"cannot be read ({error.strerror})") from None
+    stamp = [str(source.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ino]
+    note = memory / (hashlib.sha256(stamp[0].encode("utf-8", "surrogatepass")).hexdigest() + ".json")  # type: ignore[union-attr]
+    try:
+        known = json.loads(note.read_bytes())
+        if known["stamp"] == stamp and isinstance(known["sha256"], str):
+            return str(known["sha256"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # never seen, or damaged: hash again
+    digest = sha256_file(source)
+    handle, name = tempfile.mkstemp(dir=memory, suffix=".tmp")
+    with os.fdopen(handle, "w", encoding="ascii") as file:
+        json.dump({"stamp": stamp, "sha256": digest}, file)
+    os.replace(name, note)
+    return digest
+
+
+def _is_good(out: Path) -> bool:
+    try:
+        Bundle.open(out)
+    except BundleError:
+        return False
+    return True
+
+
+def _export_once(source: Path, out: Path, progress: Progress | None) -> bool:
+    """Export unless another process does so first; whether it was us."""
+    from filelock import FileLock
+
+    with FileLock(out.with_suffix(".lock")):
+        if _is_good(out):
+            return False
+        # What stands there is damaged: it was ours, so it may go.
+        export(source, out, force=True, progress=progress)
+        return True
