@@ -18,7 +18,7 @@ class ExportOptions:
 
     out: str = field(metadata={"help": "folder to write the bundle to", "metavar": "DIR"})
     model: str = positional("model", "a .tinygpt checkpoint")
-    tokenizer: Optional[str] = option(  # noqa: UP045 - argparse-dataclass knows no `str | None`
+    tokenizer: Optional[str] = option(
         None,
         "folder with the model's tokenizer.json (default: the one that the checkpoint names)",
         metavar="DIR",

@@ -20,6 +20,7 @@ from .checkpoint import Checkpoint
 OPSET = 18
 IR_VERSION = 9
 CONTRIB = "com.microsoft"
+INLINE_NBYTES = 256
 Weights = NDArray[np.float32]
 
 
@@ -66,15 +67,16 @@ class _Builder:
         return self.lazy(name, self.shapes[name], lambda: self.checkpoint.tensor(name))
 
     def lazy(self, name: str, shape: tuple[int, ...], make: Callable[[], Weights]) -> ir.Value:
-        """An initialiser whose values come from `make` when the file is written."""
+        """An initialiser whose values come from `make` when the file is written, or now if it is tiny."""
+
+        def read() -> ir.Tensor:
+            return ir.Tensor(np.ascontiguousarray(make()), name=name)
+
         if name not in self.initializers:
-            tensor = ir.LazyTensor(
-                lambda: ir.Tensor(np.ascontiguousarray(make()), name=name),
-                dtype=ir.DataType.FLOAT,
-                shape=ir.Shape(shape),
-                name=name,
-            )
-            self.initializers[name] = self.tape.initializer(tensor)
+            # The graph itself holds what is tiny; onnx-ir would wrap our refusals while it serialises it.
+            tiny = 4 * math.prod(shape) <= INLINE_NBYTES
+            tensor = read() if tiny else ir.LazyTensor(read, ir.DataType.FLOAT, ir.Shape(shape), name=name)
+            self.initializers[name] = self.tape.initializer(tensor, name)
         return self.initializers[name]
 
     def ints(self, name: str, values: Sequence[int]) -> ir.Value:

@@ -124,11 +124,15 @@ def _fill(
 def _save(model: ir.Model, staging: Path, progress: Progress | None) -> None:
     import onnx_ir as ir
 
+    from .decoder import INLINE_NBYTES
+
     def report(_: object, info: ir.external_data.CallbackInfo) -> None:
         if progress:
             progress("writing weights", info.index + 1, info.total)
 
-    ir.save(model, staging / GRAPH, external_data=WEIGHTS, callback=report)
+    ir.save(
+        model, staging / GRAPH, external_data=WEIGHTS, size_threshold_bytes=INLINE_NBYTES, callback=report
+    )
 
 
 def _tensors(model: ir.Model) -> dict[str, str]:

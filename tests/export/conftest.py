@@ -119,7 +119,7 @@ def hand_made(tensors: Tensors, *, heads: int, layout: str = "fp32", offsets: bo
     return HandMade(header, body, tensors)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_file() -> Callable[..., HandMade]:
     """make_file(layout=, offsets=, shuffle=, tensors=, vocab=, width=, heads=, layers=, middle=, ctx=, seed=) -> HandMade.
 
@@ -210,7 +210,7 @@ def _mlp(x: list[float], weights: dict[str, Any]) -> list[float]:
     return _linear([v * (1 + math.erf(v / math.sqrt(2))) / 2 for v in inner], weights, "mlp.fc_out")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def plain() -> Callable[..., Any]:
     """plain(tensors, heads, ids, first=0) -> logits as lists: the decider."""
     return plain_logits

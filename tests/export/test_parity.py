@@ -1,0 +1,147 @@
+"""The check itself: it passes right graphs, and nothing but right graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from posttrainllm.export.checkpoint import open_checkpoint
+from posttrainllm.export.decoder import build_decoder, padded_head_dim
+from posttrainllm.export.parity import ParityReport, measure, parity_cases
+from posttrainllm.runtime.bundle import KVLayout
+from posttrainllm.runtime.errors import CheckFailedError
+
+MakeFile = Callable[..., Any]
+Change = Callable[[dict[str, Any], onnx.ModelProto], None]
+
+
+def measured(path: Path, folder: Path, change: Change | None = None) -> ParityReport:
+    """The figures of the graph of `path`, after `change` has altered its arrays or its nodes."""
+    with open_checkpoint(path) as checkpoint:
+        graph = folder / "model.onnx"
+        ir.save(build_decoder(checkpoint), graph)
+        if change is not None:
+            model = onnx.load(str(graph))
+            arrays = {t.name: onnx.numpy_helper.to_array(t).copy() for t in model.graph.initializer}
+            change(arrays, model)
+            del model.graph.initializer[:]
+            model.graph.initializer.extend(
+                onnx.numpy_helper.from_array(a, name) for name, a in arrays.items()
+            )
+            onnx.save(model, str(graph))
+        config = checkpoint.config
+        kv = KVLayout(config.layers, config.kv_heads, padded_head_dim(config), "float32")
+        return measure(checkpoint, graph, kv)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 15, 16, 17, 128])
+def test_every_case_feeds_all_ids_within_the_context(n: int) -> None:
+    for case in parity_cases(n, 1000):
+        assert sum(case.chunks) == n
+        assert all(size > 0 for size in case.chunks)
+        assert n <= case.capacity
+        assert 0 <= case.first_position <= 1000 - n
+
+
+def test_the_cases_cover_lengths_and_ends() -> None:
+    cases = parity_cases(128, 1000)
+    assert {1, 128} <= {size for case in cases for size in case.chunks}
+    assert any(case.capacity == 128 for case in cases)
+    assert any(case.first_position + 128 == 1000 for case in cases)
+
+
+@pytest.mark.parametrize(
+    "sizes", [{}, {"ctx": 1}, {"ctx": 300, "layers": 1}, {"vocab": 1}, {"width": 20, "heads": 1}]
+)
+def test_a_right_graph_passes(make_file: MakeFile, tmp_path: Path, sizes: dict[str, int]) -> None:
+    report = measured(make_file(**sizes).save(tmp_path), tmp_path)
+    assert report.passed
+    assert report.worst < 5e-6
+    assert len(report.cases) == 5
+
+
+def _transpose(name: str) -> Change:
+    def change(arrays: dict[str, Any], _: onnx.ModelProto) -> None:
+        arrays[name] = np.ascontiguousarray(arrays[name].T)
+
+    return change
+
+
+@pytest.mark.parametrize("part", ["self_attn.o_proj", "mlp.up_proj", "mlp.down_proj"])
+def test_a_transposed_square_matrix_fails(make_file: MakeFile, tmp_path: Path, part: str) -> None:
+    """P50: shapes agree, only the numbers can tell."""
+    path = make_file(width=8, heads=1, middle=8).save(tmp_path)
+    report = measured(path, tmp_path, _transpose(f"model.layers.0.{part}.weight"))
+    assert not report.passed
+    assert report.worst > 1e-2
+
+
+def _set_attribute(kind: str, name: str, value: float) -> Change:
+    def change(_: dict[str, Any], model: onnx.ModelProto) -> None:
+        for node in model.graph.node:
+            for attribute in node.attribute:
+                if node.op_type == kind and attribute.name == name:
+                    attribute.f = value
+
+    return change
+
+
+def _add(name: str, where: Any, value: float) -> Change:
+    def change(arrays: dict[str, Any], _: onnx.ModelProto) -> None:
+        arrays[name][where] += value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _set_attribute("GroupQueryAttention", "scale", 0.9),
+        _set_attribute("SkipLayerNormalization", "epsilon", 1e-2),
+        _add("model.embed_positions.weight", (-1, 0), 0.1),  # one number in the last row of the table
+        _add("model.layers.1.self_attn.qkv_proj.bias", 0, 0.3),
+        _add("model.norm.bias", 2, float("nan")),
+    ],
+)
+def test_a_wrong_graph_fails(make_file: MakeFile, tmp_path: Path, change: Change) -> None:
+    assert not measured(make_file(ctx=301).save(tmp_path), tmp_path, change).passed
+
+
+def test_a_graph_that_forgets_the_past_fails_where_chunks_are_cut(
+    make_file: MakeFile, tmp_path: Path
+) -> None:
+    """P49: past length 0 agrees, every later one does not."""
+
+    def change(_: dict[str, Any], model: onnx.ModelProto) -> None:
+        for node in model.graph.node:
+            if node.op_type == "Gather" and "position_ids" in node.input:
+                node.input[1] = "no_positions"
+        zeros = onnx.helper.make_node("Sub", ["position_ids", "first"], ["no_positions"])
+        first = onnx.helper.make_node("ReduceMin", ["position_ids"], ["first"], keepdims=1)
+        model.graph.node.insert(0, zeros)
+        model.graph.node.insert(0, first)
+
+    report = measured(make_file().save(tmp_path), tmp_path, change)
+    assert report.cases["one chunk"] < 1e-5
+    assert report.cases["uneven chunks"] > 1e-3
+    assert not report.passed
+
+
+def test_weights_whose_logits_overflow_are_refused(make_file: MakeFile, tmp_path: Path) -> None:
+    sample = make_file()
+    tensors = sample.tensors | {"ln_final.weight": np.full(6, 3e38, np.float32)}
+    with pytest.raises(CheckFailedError, match="overflow"):
+        measured(make_file(tensors=tensors).save(tmp_path), tmp_path)
+
+
+def test_the_record_is_plain_json_data() -> None:
+    record = ParityReport(1e-4, 2e-7, 20.0, 64, 0, {"one chunk": 2e-7}).to_json()
+    assert record["worst"] == 2e-7
+    assert record["cases"] == {"one chunk": 2e-7}
+    assert "numpy" in str(record["reference"])
