@@ -202,7 +202,8 @@ def _describe(errors: Iterable[ValidationError], tool: Tool) -> str:
 
 def _faults(error: ValidationError, root: dict[str, Any]) -> Iterable[str]:
     path = tuple(error.absolute_path)
-    keyword, given = error.validator, error.instance
+    keyword = error.validator
+    given: Any = error.instance
     value: Any = error.validator_value
     schema = error.schema if isinstance(error.schema, dict) else {}
     properties = schema.get("properties", {})

@@ -1,0 +1,172 @@
+"""The types, the rules for names, the registry of Python functions, and the output cap."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from posttrainllm.agent.tools import (
+    OUTPUT_LIMIT,
+    FunctionBackend,
+    HandlerRegistry,
+    Tool,
+    ToolResult,
+    cap_output,
+    variable_problem,
+)
+from posttrainllm.runtime.errors import ToolFileError, UsageError
+
+
+def call(fn: Any, arguments: Mapping[str, Any], **options: Any) -> ToolResult:
+    handlers = HandlerRegistry()
+    handlers.register("fn", fn)
+    return FunctionBackend(handlers, **options).call(Tool("t", handler="fn"), arguments)
+
+
+def test_a_tool_without_parameters_takes_none() -> None:
+    assert Tool("t").parameters == {"type": "object", "properties": {}}
+    assert Tool("t").parameters is not Tool("u").parameters
+
+
+@pytest.mark.parametrize("name", ["", "1a", "a-b", "a b", "a;rm", "é", "a\n"])
+def test_no_tool_exists_whose_name_is_not_an_identifier(name: str) -> None:
+    with pytest.raises(ToolFileError, match="identifier"):
+        Tool(name)
+
+
+@pytest.mark.parametrize("name", ["x;rm -rf", "PATH", "a\n", "$(id)"])
+def test_no_tool_exists_whose_argument_names_could_inject_shell_text(name: str) -> None:
+    with pytest.raises(ToolFileError):
+        Tool("t", exec="true", exec_args=(name,))
+
+
+@pytest.mark.parametrize("template", ["echo a\0b", "echo \ud800"])
+def test_no_tool_exists_whose_template_bash_cannot_hold(template: str) -> None:
+    with pytest.raises(ToolFileError):
+        Tool("t", exec=template)
+
+
+NAMED = """
+PATH HOME IFS BASH_ENV ENV LD_PRELOAD LD_LIBRARY_PATH DYLD_INSERT_LIBRARIES UID EUID PPID BASH BASHOPTS
+SHELLOPTS PS4 PROMPT_COMMAND CDPATH GLOBIGNORE FUNCNAME LINENO RANDOM SECONDS OPTARG REPLY PWD OLDPWD LANG
+LC_ALL LC_CTYPE _
+"""
+
+
+@pytest.mark.parametrize("name", NAMED.split())
+def test_shell_and_loader_variables_are_refused_as_arguments(name: str) -> None:
+    assert variable_problem(name)
+
+
+def test_every_variable_that_bash_sets_by_itself_is_refused() -> None:
+    done = subprocess.run(
+        ["/bin/bash", "-c", "(exit 3) | true; getopts a x; compgen -v"],
+        capture_output=True,
+        check=True,
+        text=True,
+        env={},
+    )
+    assert "PIPESTATUS" in done.stdout
+    assert [name for name in done.stdout.split() if not variable_problem(name) and name != "x"] == []
+
+
+@pytest.mark.parametrize("name", ["path", "text", "_x", "user", "lines", "home", "Path", "a1"])
+def test_ordinary_names_are_usable(name: str) -> None:
+    assert variable_problem(name) is None
+
+
+def test_a_handler_gets_its_arguments_by_name_and_its_text_is_stdout() -> None:
+    result = call(lambda a, b=0: f"{a}+{b}", {"a": 1, "b": [2]})
+    assert (result.stdout, result.stderr, result.exit_code) == ("1+[2]", "", 0)
+
+
+def _fails(**_: Any) -> str:
+    raise ValueError("no such city")
+
+
+def _leaves(**_: Any) -> str:
+    raise SystemExit(3)
+
+
+@pytest.mark.parametrize(
+    ("fn", "text"),
+    [(_fails, "ValueError: no such city"), (_leaves, "SystemExit: 3"), (lambda: 5, "int, not text")],
+)
+def test_a_handler_that_fails_is_a_result_and_not_an_exception(fn: Any, text: str) -> None:
+    result = call(fn, {})
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert text in result.stderr
+
+
+def test_a_handler_wins_over_exec_and_others_go_on_to_the_next_back_end() -> None:
+    class Other:
+        def call(self, tool: Tool, arguments: Mapping[str, Any]) -> ToolResult:
+            return ToolResult(tool.name, "other", "", 0)
+
+    handlers = HandlerRegistry()
+    handlers.register("h", lambda: "handler")
+    backend = FunctionBackend(handlers, Other())
+    assert backend.call(Tool("t", exec="echo x", handler="h"), {}).stdout == "handler"
+    assert backend.call(Tool("t", exec="echo x", handler="absent"), {}).stdout == "other"
+    assert backend.call(Tool("t", exec="echo x"), {}).stdout == "other"
+    assert FunctionBackend(handlers).call(Tool("t"), {}).exit_code == 127
+
+
+def test_a_name_is_registered_once() -> None:
+    handlers = HandlerRegistry()
+    handlers.register("b", str)
+    handlers.register("a", str)
+    assert handlers.names() == ("a", "b")
+    with pytest.raises(UsageError, match="registered already"):
+        handlers.register("a", str)
+
+
+def test_handler_output_is_capped_and_half_characters_do_not_escape() -> None:
+    result = call(lambda: "\ud800" + "x" * 9000, {})
+    result.stdout.encode()
+    assert result.replaced
+    assert result.truncated > 0
+
+
+def test_p80_a_cut_inside_a_character_keeps_the_boundary() -> None:
+    capped = cap_output(b"a" * 8191 + "é".encode())
+    assert capped.text == "a" * 8191 + "…[truncated 2 bytes]"
+    assert (capped.dropped, capped.replaced) == (2, False)
+
+
+@pytest.mark.parametrize("size", [0, 1, 8191, 8192])
+def test_output_up_to_the_limit_is_whole(size: int) -> None:
+    capped = cap_output(b"x" * size)
+    assert (capped.text, capped.dropped) == ("x" * size, 0)
+
+
+def test_p81_bytes_that_are_not_utf8_are_replaced_and_flagged_one_by_one() -> None:
+    assert cap_output(b"caf\xe9 ol\xc3\xa9\n").text == "caf\ufffd olé\n"
+    assert cap_output(b"caf\xe9").replaced
+    assert not cap_output("\ufffd é".encode()).replaced
+
+
+def test_the_total_counts_bytes_that_were_never_kept() -> None:
+    assert cap_output(b"abcd", limit=4, total=10**9).dropped == 10**9 - 4
+
+
+@given(data=st.binary(max_size=80), limit=st.integers(0, 60), extra=st.integers(0, 1000))
+def test_capped_text_fits_and_accounts_for_every_byte(data: bytes, limit: int, extra: int) -> None:
+    capped = cap_output(data, limit, len(data) + extra)
+    kept, mark, _ = capped.text.partition("…[truncated")
+    assert bool(mark) == (capped.dropped > 0)
+    assert len(kept.encode()) <= limit or not mark
+    head = data[: len(data) + extra - capped.dropped]
+    assert kept == head.decode("utf-8", "replace")
+    if capped.dropped:  # nothing more would have fitted
+        longer = data[: len(head) + 4].decode("utf-8", "replace")
+        assert len(longer.encode()) > limit or len(head) + 4 > min(len(data), limit)
+
+
+def test_the_limit_is_eight_kilobytes() -> None:
+    assert OUTPUT_LIMIT == 8192
