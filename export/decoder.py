@@ -69,7 +69,7 @@ class _Builder:
     def lazy(self, name: str, shape: tuple[int, ...], make: Callable[[], Weights]) -> ir.Value:
         """An initialiser whose values come from `make` when the file is written, or now if it is tiny."""
 
-        def read() -> ir.Tensor:
+        def read() -> ir.TensorProtocol:
             return ir.Tensor(np.ascontiguousarray(make()), name=name)
 
         if name not in self.initializers:

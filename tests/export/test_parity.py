@@ -57,7 +57,15 @@ def test_the_cases_cover_lengths_and_ends() -> None:
 
 
 @pytest.mark.parametrize(
-    "sizes", [{}, {"ctx": 1}, {"ctx": 300, "layers": 1}, {"vocab": 1}, {"width": 20, "heads": 1}]
+    "sizes",
+    [
+        {},
+        {"ctx": 1},
+        {"ctx": 300, "layers": 1},
+        {"vocab": 1},
+        {"vocab": 1, "ctx": 1},
+        {"width": 20, "heads": 1},
+    ],
 )
 def test_a_right_graph_passes(make_file: MakeFile, tmp_path: Path, sizes: dict[str, int]) -> None:
     report = measured(make_file(**sizes).save(tmp_path), tmp_path)
