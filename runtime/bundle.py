@@ -172,7 +172,7 @@ def read_manifest(path: Path) -> Manifest:
             f"version {FORMAT_VERSION}",
             "update posttrainllm or export again",
         )
-    return _from_json(Manifest, data, str(file))
+    return _from_json(Manifest, data, f"{file}#")
 
 
 @contextlib.contextmanager
@@ -264,19 +264,24 @@ T = TypeVar("T")
 
 
 def _from_json(kind: type[T], data: object, where: str) -> T:
-    """Build the dataclass `kind` from parsed JSON, checking every field's type. Raises BundleError."""
+    """Build the dataclass `kind` from parsed JSON, checking every field's type. Raises BundleError.
+
+    `where` is the file, `#` and the JSON pointer so far.
+    """
     if not isinstance(data, Mapping):
         raise BundleError(where, f"found {type(data).__name__}", "an object")
     hints = get_type_hints(kind)
     values: dict[str, Any] = {}
     for entry in fields(cast(Any, kind)):
         if entry.name in data:
-            values[entry.name] = _value(hints[entry.name], data[entry.name], f"{where}#/{entry.name}")
+            values[entry.name] = _value(hints[entry.name], data[entry.name], f"{where}/{entry.name}")
     try:
         return kind(**values)
     except TypeError:
         required = {entry.name for entry in fields(cast(Any, kind))} - values.keys()
-        raise BundleError(where, f"without {', '.join(sorted(required))}", remedy="export again") from None
+        raise BundleError(
+            where.removesuffix("#"), f"without {', '.join(sorted(required))}", remedy="export again"
+        ) from None
 
 
 def _value(hint: Any, value: object, where: str) -> object:

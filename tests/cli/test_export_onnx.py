@@ -1,0 +1,123 @@
+"""`posttrainllm export-onnx` as a user meets it: a process, its two streams, its exit code, what it leaves."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from posttrainllm.runtime.bundle import Bundle
+
+
+def run(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "posttrainllm", "export-onnx", *map(str, arguments)]
+    return subprocess.run(
+        command, check=False, cwd=cwd, capture_output=True, text=True, encoding="utf-8", timeout=120
+    )
+
+
+def refused(code: int, *arguments: str | Path, cwd: Path) -> str:
+    """The one line on stderr of a run that ends with `code`."""
+    result = run(*arguments, cwd=cwd)
+    assert result.returncode == code, result.stderr
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("posttrainllm: ")
+    return line
+
+
+@pytest.fixture(scope="module")
+def checkpoint(make_checkpoint: Callable[..., Path]) -> Path:
+    return make_checkpoint(d_model=16, heads=2, layers=1, ctx=32, dtype="fp16")
+
+
+def test_an_export_says_what_it_wrote(checkpoint: Path, tmp_path: Path) -> None:
+    result = run(checkpoint, "--out", "made", cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert os.listdir(tmp_path) == ["made"]
+    Bundle.open(tmp_path / "made", verify=True)
+    lines = dict(line.split(maxsplit=1) for line in result.stdout.splitlines())
+    assert lines["bundle"] == "made"
+    assert "of the logit range" in lines["parity"]
+    assert "model.onnx.data" in lines["files"]
+    assert lines["tokenizer"] == "bytes"
+
+
+def test_existing_folders(checkpoint: Path, tmp_path: Path) -> None:
+    assert run(checkpoint, "--out", "made", cwd=tmp_path).returncode == 0
+    assert "--force" in refused(2, checkpoint, "--out", "made", cwd=tmp_path)
+    assert run(checkpoint, "--out", "made", "--force", cwd=tmp_path).returncode == 0
+    (tmp_path / "mine").mkdir()
+    assert "not a bundle" in refused(2, checkpoint, "--out", "mine", "--force", cwd=tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["made", "mine"]
+
+
+@pytest.mark.parametrize(
+    "kind", ["missing", "empty", "truncated", "foreign", "oversized header", "short body"]
+)
+def test_bad_input_is_one_line_and_leaves_nothing(checkpoint: Path, tmp_path: Path, kind: str) -> None:
+    good = checkpoint.read_bytes()
+    contents = {
+        "empty": b"",
+        "truncated": good[:200],
+        "foreign": b"GGUF" + bytes(100),
+        "oversized header": good[:8] + b"\xff\xff\xff\xff" + good[12:],
+        "short body": good[:-10],
+    }
+    path = tmp_path / "bad\nname.tinygpt"
+    if kind in contents:
+        path.write_bytes(contents[kind])
+    before = sorted(os.listdir(tmp_path))
+    line = refused(3, path, "--out", "made", cwd=tmp_path)
+    assert "bad\\nname.tinygpt" in line
+    assert "expected" in line
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_a_weight_that_is_not_finite_is_named(tmp_path: Path, checkpoint: Path) -> None:
+    whole = bytearray(checkpoint.read_bytes())
+    whole[-2:] = np.array([np.nan], "<f2").tobytes()
+    (tmp_path / "nan.tinygpt").write_bytes(whole)
+    line = refused(3, "nan.tinygpt", "--out", "made", cwd=tmp_path)
+    assert "NaN or infinity in tensor blocks.0.mlp.fc_out.bias" in line
+    assert os.listdir(tmp_path) == ["nan.tinygpt"]
+
+
+def test_a_missing_tokenizer_is_said_plainly(make_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    path = make_checkpoint(
+        d_model=16, heads=2, layers=1, ctx=32, config={"tokenizerSource": "/trained/elsewhere"}
+    )
+    result = run(path, "--out", "made", cwd=tmp_path)
+    assert result.returncode == 0
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("posttrainllm: warning: ")
+    assert "/trained/elsewhere" in line
+    assert "--tokenizer DIR" in line
+    assert Bundle.open(tmp_path / "made").manifest.tokenizer.kind == "missing"
+
+
+def test_a_given_tokenizer_is_used(
+    make_checkpoint: Callable[..., Path], bpe_tokenizer: Path, tmp_path: Path
+) -> None:
+    path = make_checkpoint(vocab=420, d_model=16, heads=2, layers=1, ctx=32)
+    assert run(path, "--out", "made", "--tokenizer", bpe_tokenizer, cwd=tmp_path).returncode == 0
+    assert Bundle.open(tmp_path / "made").manifest.tokenizer.kind == "tokenizers"
+    refused(3, path, "--out", "other", "--tokenizer", tmp_path, cwd=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["a.tinygpt"], ["--out", "x"], ["a.tinygpt", "--out", "x", "--fast"]]
+)
+def test_usage_errors(arguments: list[str], tmp_path: Path) -> None:
+    refused(2, *arguments, cwd=tmp_path)
+
+
+def test_help_has_an_example(tmp_path: Path) -> None:
+    result = run("--help", cwd=tmp_path)
+    assert result.returncode == 0
+    assert "posttrainllm export-onnx model.tinygpt --out" in result.stdout
