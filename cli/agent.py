@@ -167,11 +167,10 @@ def _lines(*, quiet: bool) -> Iterator[Optional[str]]:
 
 def _ask(tool: "Tool", arguments: Mapping[str, Any]) -> "Approval":
     """Ask on the terminal; what cannot be asked is not allowed."""
-    shown = "\n".join(
-        f"  {name}={json.dumps(value, ensure_ascii=False)}" for name, value in arguments.items()
-    )
-    command = tool.exec if tool.exec is not None else f"Python handler {tool.handler}"
-    text = f"agent: {tool.name} wants to run\n{shown}\n  {command}\nrun it? [y/n/always] "
+    from ..agent.executor import command_text
+
+    command = command_text(tool, arguments) if tool.exec else json.dumps(dict(arguments), ensure_ascii=False)
+    text = f"agent: {tool.name} wants to run\n{command}\nrun it? [y/n/always] "
     while True:
         sys.stderr.write(printable(text, sys.stderr))
         sys.stderr.flush()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import traceback
 from dataclasses import dataclass
 
 from ..runtime.errors import PosttrainError, UsageError
@@ -37,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
         return _dispatch(args)
     except PosttrainError as error:
         if debug:
-            raise
+            traceback.print_exc()
         print(f"posttrainllm: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
