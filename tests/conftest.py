@@ -29,7 +29,7 @@ def random_tensors(
         "ln_final.bias": (d_model,),
     }
     for i in range(layers):
-        block = {"ln1": (d_model,), "ln2": (d_model,)}
+        block: dict[str, tuple[int, ...]] = {"ln1": (d_model,), "ln2": (d_model,)}
         block |= {f"attn.{letter}_proj": (d_model, d_model) for letter in "qkvo"}
         block |= {"mlp.fc_in": (middle, d_model), "mlp.fc_out": (d_model, middle)}
         for name, shape in block.items():

@@ -141,7 +141,12 @@ def test_building_reads_only_what_the_graph_itself_holds(
     with open_checkpoint(make_file(width=16, middle=64).save(tmp_path)) as checkpoint:
         read = checkpoint.tensor
         seen: list[str] = []
-        monkeypatch.setattr(checkpoint, "tensor", lambda name: seen.append(name) or read(name))
+
+        def counted(name: str) -> Any:
+            seen.append(name)
+            return read(name)
+
+        monkeypatch.setattr(checkpoint, "tensor", counted)
         model = build_decoder(checkpoint)
         tables = [name for name in seen if len(checkpoint.shapes[name]) > 1]
     assert tables == []

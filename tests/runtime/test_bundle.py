@@ -14,7 +14,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from posttrainllm.runtime import bundle as bundle_module
 from posttrainllm.runtime.bundle import (
     Bundle,
     KVLayout,
@@ -227,7 +226,7 @@ def test_the_old_bundle_returns_when_the_swap_fails(
             raise OSError(5, "Input/output error")
         real(source, target)
 
-    monkeypatch.setattr(bundle_module.os, "rename", failing)
+    monkeypatch.setattr(os, "rename", failing)
     with pytest.raises(OSError, match="Input/output error"):
         write(folder, replace(MANIFEST, context_length=99), force=True)
     assert Bundle.open(folder, verify=True).manifest.context_length == 64
