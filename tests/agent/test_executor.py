@@ -1,0 +1,471 @@
+"""The command back end against real processes: what bash sees, what comes back, and that nothing is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from posttrainllm.agent.executor import CommandBackend, command_text, shell_value
+from posttrainllm.agent.tools import Tool, ToolResult
+from posttrainllm.runtime.errors import UsageError
+
+if os.name != "posix":  # finding a bash on Windows comes later
+    pytest.skip("command tools need /bin/bash", allow_module_level=True)
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
+
+
+def run(template: str, backend: CommandBackend | None = None, /, **arguments: Any) -> ToolResult:
+    tool = Tool("t", exec=template, exec_args=tuple(arguments))
+    return (backend or CommandBackend()).call(tool, arguments)
+
+
+def gone(pid: int) -> bool:
+    """Whether the process ended (a zombie has), within a generous time."""
+    for _ in range(100):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        state = subprocess.run(
+            ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False
+        ).stdout
+        if state.startswith("Z") or not state:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def pids_of(result: ToolResult) -> list[int]:
+    return [int(word) for word in result.stdout.split()]
+
+
+# What bash sees
+
+
+@settings(deadline=None, max_examples=150)
+@given(TEXT)
+def test_every_string_arrives_byte_for_byte(text: str) -> None:
+    result = run('printf %s "$x"', CommandBackend(limit=1 << 20), x=text)
+    assert (result.stdout, result.stderr, result.exit_code) == (text, "", 0)
+
+
+@settings(deadline=None, max_examples=20)
+@given(TEXT, st.lists(st.integers() | TEXT, max_size=3))
+def test_the_shown_command_is_what_runs(text: str, values: list[Any]) -> None:
+    tool = Tool("t", exec='printf "%s|%s" "$a" "$b"', exec_args=("b", "a"))
+    arguments = {"a": text, "b": values}
+    shown = command_text(tool, arguments)
+    done = subprocess.run(
+        ["/bin/bash", "-c", shown], capture_output=True, check=True, env={"LANG": "C.UTF-8"}
+    )
+    assert CommandBackend(limit=1 << 20).call(tool, arguments).stdout == done.stdout.decode()
+
+
+def test_the_shown_command_is_single_quote_escaped() -> None:
+    tool = Tool("t", exec='cat "$path"', exec_args=("path", "n"))
+    assert command_text(tool, {"path": "it's"}) == "path='it'\\''s'\nn=''\ncat \"$path\""
+
+
+@pytest.mark.parametrize(
+    "text", ["'; touch pwned; '", "$(touch pwned)", "`touch pwned`", "\n touch pwned\n", "\\"]
+)
+def test_argument_text_is_never_run(text: str, tmp_path: Path) -> None:
+    result = run('printf %s "$x"', CommandBackend(cwd=tmp_path), x=text)
+    assert result.stdout == text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_p79_large_arguments_arrive() -> None:
+    for text in ("a" * 200_000, "'" * 300_000, "é😀\n" * 100_000):
+        result = run('printf %s "$x" | cksum; printf %s "$x" | wc -c', x=text)
+        reference = subprocess.run(["cksum"], input=text.encode(), capture_output=True, check=True).stdout
+        checksum, size = result.stdout.strip().splitlines()
+        assert (checksum.strip(), int(size)) == (reference.decode().strip(), len(text.encode()))
+
+
+def test_arguments_stand_on_no_command_line_and_in_no_environment() -> None:
+    for secret in run("ps -ww -e -o args=; env", x="s3cr3t-value").stdout.splitlines():
+        assert "s3cr3t-value" not in secret
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("a b", "a b"),
+        (True, "true"),
+        (False, "false"),
+        (1, "1"),
+        (-2.5, "-2.5"),
+        (10**30, "1" + "0" * 30),
+        (None, ""),
+        (["é", 1, None], '["é",1,null]'),
+        ({"k": {"n": False}}, '{"k":{"n":false}}'),
+    ],
+)
+def test_the_text_of_each_kind_of_value(value: Any, text: str) -> None:
+    assert shell_value(value) == text
+    assert run('printf %s "$x"', x=value).stdout == text
+
+
+def test_an_absent_argument_is_the_empty_string_even_under_set_u() -> None:
+    tool = Tool("t", exec='set -u; echo "[$x]" "${x:-30}"', exec_args=("x",))
+    assert CommandBackend().call(tool, {}).stdout == "[] 30\n"
+
+
+def test_only_declared_arguments_become_variables() -> None:
+    tool = Tool("t", exec='echo "${x-unset}" "${y-unset}"', exec_args=("x",))
+    assert CommandBackend().call(tool, {"x": "1", "y": "2"}).stdout == "1 unset\n"
+
+
+def test_the_template_runs_as_bash_c_would_run_it() -> None:
+    probe = 'echo "$0" $# $LINENO "${REPLY-unset}" "$-" {a,b}; nope; false; echo $?; return 1; echo; exit 7'
+    ours = run(probe)
+    done = subprocess.run(["/bin/bash", "-c", probe], capture_output=True, text=True, check=False)
+    assert (ours.stdout, ours.stderr, ours.exit_code) == (done.stdout, done.stderr, 7)
+
+
+@pytest.mark.parametrize(
+    "template", ["# only a comment", "#!/bin/bash\necho a", "\n\necho a # b", "cat <<E\n$x\nE", "echo a \\"]
+)
+def test_templates_of_any_form(template: str) -> None:
+    done = subprocess.run(["/bin/bash", "-c", template], capture_output=True, text=True, check=False)
+    assert run(template).stdout == done.stdout
+
+
+def test_a_syntax_error_is_exit_code_2_with_the_words_of_bash() -> None:
+    for template in ("if", "echo a; )", 'echo "', "echo ok\n)"):
+        result = run(template, x="1")
+        assert result.exit_code == 2
+        assert "syntax error" in result.stderr or "unexpected EOF" in result.stderr
+
+
+def test_p77_the_environment_is_path_home_and_lang_on_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("API_KEY", "secret")
+    monkeypatch.setenv("BASH_ENV", "/dev/null")
+    monkeypatch.setenv("LC_ALL", "C")
+    backend = CommandBackend()
+    for _ in range(2):
+        names = {line.partition("=")[0] for line in run("env", backend, x="1").stdout.splitlines()}
+        assert {"PATH", "HOME", "LANG"} <= names
+        assert names <= {"PATH", "HOME", "LANG", "PWD", "SHLVL", "_", "OLDPWD"}  # the rest is bash's own
+    values = run('printf "%s\\n" "$PATH" "$HOME" "$LANG"').stdout.splitlines()
+    assert values == [
+        os.environ["PATH"],
+        os.environ["HOME"],
+        "en_US.UTF-8" if sys.platform == "darwin" else "C.UTF-8",
+    ]
+
+
+def test_path_and_home_are_not_invented(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME")
+    assert run('echo "${HOME-unset}"').stdout == "unset\n"
+
+
+def test_the_locale_counts_characters() -> None:
+    assert run("echo ${#x}", x="é😀").stdout == "2\n"
+
+
+def test_p76_standard_input_is_empty() -> None:
+    assert run("cat; read -r line; echo end").stdout == "end\n"
+
+
+def test_no_descriptor_but_the_standard_three_is_open_in_a_tool() -> None:
+    probe = "import os; print([n for n in range(256) if not _closed(n)])"
+    closed = "def _closed(n):\n try: os.fstat(n)\n except OSError: return True\n return False\n"
+    script = "import os\n" + closed + probe
+    with open(os.devnull) as ours:
+        os.set_inheritable(ours.fileno(), True)
+        assert run(f'{sys.executable} -c "$x"', x=script).stdout == "[0, 1, 2]\n"
+
+
+def test_the_tool_has_no_terminal_and_a_group_of_its_own() -> None:
+    assert int(run("ps -o pgid= -p $$").stdout) != os.getpgrp()
+    assert run("echo x >/dev/tty").exit_code != 0
+
+
+def test_the_working_directory_is_ours_or_the_one_given(tmp_path: Path) -> None:
+    assert run("pwd -P").stdout.strip() == os.path.realpath(os.getcwd())
+    assert run("pwd -P", CommandBackend(cwd=tmp_path)).stdout.strip() == os.path.realpath(tmp_path)
+
+
+# What comes back
+
+
+def test_both_streams_the_exit_code_and_the_time() -> None:
+    result = run("echo out; echo err >&2; exit 3")
+    assert (result.tool, result.stdout, result.stderr, result.exit_code) == ("t", "out\n", "err\n", 3)
+    assert 0 < result.duration_sec < 30
+    assert (result.timed_out, result.truncated, result.replaced) == (False, 0, False)
+
+
+@pytest.mark.parametrize(
+    ("template", "code"),
+    [
+        ("kill -9 $$", 137),
+        ("kill -TERM $$", 143),
+        ("kill 0", 143),
+        ("sh -c 'kill -KILL $$'", 137),
+        ("nope", 127),
+        ("exec false", 1),
+        ("exit 256", 0),
+    ],
+)
+def test_exit_codes_are_those_of_bash(template: str, code: int) -> None:
+    assert run(template).exit_code == code
+
+
+def test_output_is_capped_at_8_kilobytes_a_stream_on_a_character_boundary() -> None:
+    result = run("printf %s \"$x\"; printf '%09000d' 0 >&2", x="a" * 8191 + "é")
+    assert result.stdout == "a" * 8191 + "…[truncated 2 bytes]"
+    assert result.stderr == "0" * 8192 + "…[truncated 808 bytes]"
+    assert result.truncated == 810
+
+
+def test_output_at_the_cap_is_whole() -> None:
+    result = run('printf %s "$x"', x="é" * 4096)
+    assert (result.stdout, result.truncated) == ("é" * 4096, 0)
+
+
+def test_p81_bytes_that_are_not_utf8_are_replaced_and_flagged() -> None:
+    result = run("printf 'caf\\xe9\\n'; printf '\\xf0\\x9f' >&2")
+    assert (result.stdout, result.stderr, result.replaced) == ("caf\ufffd\n", "\ufffd", True)
+    assert not run("printf 'caf\\xc3\\xa9'").replaced
+
+
+def test_nul_bytes_and_control_characters_come_through() -> None:
+    assert run(r"printf 'a\0b\33[1m\r\n'").stdout == "a\0b\33[1m\r\n"
+
+
+def test_much_on_both_streams_at_once_neither_blocks_nor_fills_memory() -> None:
+    command = "head -c 30000000 /dev/zero | tr '\\0' x"
+    result = run(f"{command} >&2 & {command}; wait")
+    assert (result.exit_code, result.timed_out) == (0, False)
+    assert result.truncated == 2 * (30_000_000 - 8192)
+    assert len(result.stdout) < 9000
+
+
+def test_a_flood_ends_at_the_deadline_with_its_first_bytes() -> None:
+    result = run("yes", CommandBackend(timeout_s=0.3))
+    assert result.timed_out
+    assert result.stdout.startswith("y\ny\n")
+    assert result.truncated > 100_000
+
+
+def test_streams_closed_early_do_not_end_the_call() -> None:
+    result = run("exec >&- 2>&-; sleep 0.2; exit 4")
+    assert (result.exit_code, result.stdout) == (4, "")
+
+
+def test_a_tool_that_prints_nothing() -> None:
+    assert run(":").stdout == run(":").stderr == ""
+
+
+# Ends
+
+
+def test_a_timeout_returns_what_was_printed_and_says_so() -> None:
+    result = run("echo partial; echo e >&2; sleep 60", CommandBackend(timeout_s=0.5))
+    assert result.timed_out
+    assert result.exit_code == 124
+    assert result.stdout == "partial\n"
+    assert result.stderr == "e\ntimed out after 0.5 s and was killed"
+    assert result.duration_sec < 30
+
+
+def test_a_timeout_is_sigterm_first_and_sigkill_after() -> None:
+    polite = run("trap 'echo bye; exit' TERM; while :; do sleep 0.05; done", CommandBackend(timeout_s=0.3))
+    assert polite.stdout == "bye\n"
+    stubborn = run("trap '' TERM; echo $$; while :; do sleep 0.05; done", CommandBackend(timeout_s=0.3))
+    assert stubborn.timed_out
+    assert gone(pids_of(stubborn)[0])
+
+
+def test_a_timeout_kills_the_whole_group() -> None:
+    result = run("sleep 61 & echo $!; (sleep 62) & echo $!; wait", CommandBackend(timeout_s=0.3))
+    assert result.timed_out
+    assert all(gone(pid) for pid in pids_of(result))
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["sleep 600 & echo $!", "(while :; do sleep 0.1; echo >&2; done) & echo $!", "nohup sleep 600 & echo $!"],
+)
+def test_p75_a_grandchild_that_holds_the_pipe_cannot_hold_the_agent(template: str) -> None:
+    result = run(template)
+    assert (result.exit_code, result.timed_out) == (0, False)
+    assert result.duration_sec < 20
+    assert gone(pids_of(result)[0])
+
+
+def test_p75_not_even_one_that_left_the_group() -> None:
+    leave = (
+        f'{sys.executable} -c "import os,time; os.setsid(); print(os.getpid(), flush=True); time.sleep(600)"'
+    )
+    result = run(f"{leave} & sleep 2")
+    pid = pids_of(result)[0]
+    os.kill(pid, signal.SIGKILL)  # outside the group it outlives the call, as the module says
+    assert result.duration_sec < 20
+
+
+def test_what_a_background_child_prints_at_once_is_kept() -> None:
+    assert "late" in run("(sleep 0.1; echo late) & echo now").stdout
+
+
+def test_no_process_and_no_descriptor_is_left_behind() -> None:
+    def descriptors() -> int:
+        return sum(1 for number in range(256) if _is_open(number))
+
+    before = descriptors()
+    for template in (":", "sleep 600 &", "kill -9 0", "exit 3", "if"):
+        run(template)
+    assert descriptors() == before
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
+
+
+AGENT = """
+    import sys
+    from posttrainllm.agent.executor import CommandBackend
+    from posttrainllm.agent.tools import Tool
+    tool = Tool("t", exec=sys.argv[1])
+    try:
+        print(CommandBackend().call(tool, {}))
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+"""
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Callable[[], tuple[subprocess.Popen[str], list[int]]]:
+    """Starts a program that runs a tool; returns it and the tool's processes, once they run."""
+
+    def start() -> tuple[subprocess.Popen[str], list[int]]:
+        pids = tmp_path / "pids"
+        template = f"sleep 601 & echo $! $$ >'{pids}.new'; mv '{pids}.new' '{pids}'; sleep 602"
+        process = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(AGENT), template], stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(400):
+            if pids.exists():
+                break
+            time.sleep(0.05)
+        return process, [int(word) for word in pids.read_text().split()]
+
+    return start
+
+
+def test_ctrl_c_during_a_call_kills_the_group_and_is_raised(agent: Any) -> None:
+    process, pids = agent()
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=30)[0] == "interrupted\n"
+    assert all(gone(pid) for pid in pids)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_p82_tools_do_not_outlive_an_agent_that_is_killed(agent: Any, number: int) -> None:
+    process, pids = agent()
+    process.send_signal(number)
+    process.communicate(timeout=30)
+    assert all(gone(pid) for pid in pids)
+
+
+DYING_AGENT = """
+    import os, sys
+    from posttrainllm.agent.executor import CommandBackend
+    from posttrainllm.agent.tools import Tool
+    whole = os.write
+    def half(fd, data):
+        whole(fd, bytes(data)[:-int(sys.argv[1])])
+        os._exit(9)
+    os.write = half
+    CommandBackend().call(Tool("t", exec="echo ran >ran; :", exec_args=("x",)), {"x": "1"})
+"""
+
+
+@pytest.mark.parametrize("missing", [0, 3, 18])
+def test_a_script_cut_short_never_runs(missing: int, tmp_path: Path) -> None:
+    """The agent dies while it writes: half a command must not be taken for a whole one."""
+    program = textwrap.dedent(DYING_AGENT).replace("[:-int(sys.argv[1])]", f"[: -{missing} or None]")
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=False, capture_output=True)
+    assert done.returncode == 9
+    time.sleep(0.3)
+    if missing:
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_calls_in_threads_are_independent() -> None:
+    results: dict[int, str] = {}
+
+    def work(number: int) -> None:
+        results[number] = run('sleep 0.1; printf %s "$x"', x=str(number) * 50_000).stdout[:9]
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {number: str(number) * 9 for number in range(4)}
+
+
+# Refusals
+
+
+def test_no_bash_is_a_result_that_says_so(tmp_path: Path) -> None:
+    result = run("echo", CommandBackend(shell=str(tmp_path / "bash")))
+    assert result.exit_code == 127
+    assert "bash is missing" in result.stderr
+
+
+def test_a_shell_or_folder_that_cannot_be_used_is_a_result(tmp_path: Path) -> None:
+    shell = tmp_path / "bash"
+    shell.write_text("not a program")
+    assert run("echo", CommandBackend(shell=str(shell))).exit_code == 126
+    assert run("echo", CommandBackend(cwd=tmp_path / "absent")).exit_code == 126
+
+
+def test_a_tool_without_a_command_is_a_result() -> None:
+    assert CommandBackend().call(Tool("t", handler="h"), {}).exit_code == 127
+
+
+@pytest.mark.parametrize("value", ["a\0b", "\ud800", ["\ud800"], float("nan"), {"k": (1,)}])
+def test_values_that_bash_cannot_hold_are_results_even_unchecked(value: Any) -> None:
+    result = run("echo ran", x=value)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "x" in result.stderr
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan")])
+def test_a_deadline_is_above_zero(seconds: float) -> None:
+    with pytest.raises(UsageError, match="--tool-timeout"):
+        CommandBackend(timeout_s=seconds)
+
+
+def test_p83_a_result_prints_on_any_console() -> None:
+    result = run("printf 'π\\xff'")
+    program = (
+        "import sys, json; sys.stdout.buffer.write(json.dumps(sys.argv[1], ensure_ascii=False).encode())"
+    )
+    done = subprocess.run([sys.executable, "-c", program, result.stdout], capture_output=True, check=True)
+    assert json.loads(done.stdout.decode()) == "π\ufffd"
