@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -109,8 +109,8 @@ class Agent:
         """Feed the system prompt now, so that the first turn need not wait for it."""
         self.session.prefill(self.conversation.ids, self.cache)
 
-    def run(self, text: str) -> Iterator[events.Event]:
-        """The events of one user turn; the last is an Answer or a Stop."""
+    def run(self, text: str) -> Generator[events.Event, None, None]:
+        """The events of one user turn; the last is an Answer or a Stop. Closing it takes the turn back."""
         self._turn += 1
         before = len(self.conversation.spans)
         try:

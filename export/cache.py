@@ -83,8 +83,9 @@ def content_hash(source: Path, memory: Path) -> str:
         stat = source.stat()
     except OSError as error:
         raise CheckpointError(source, f"cannot be read ({error.strerror})") from None
-    stamp = [str(source.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ino]
-    note = memory / (hashlib.sha256(stamp[0].encode("utf-8", "surrogatepass")).hexdigest() + ".json")  # type: ignore[union-attr]
+    resolved = str(source.resolve())
+    stamp = [resolved, stat.st_size, stat.st_mtime_ns, stat.st_ino]
+    note = memory / f"{hashlib.sha256(os.fsencode(resolved)).hexdigest()}.json"
     try:
         known = json.loads(note.read_bytes())
         if known["stamp"] == stamp and isinstance(known["sha256"], str):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +46,13 @@ class Room:
     max_length = 1000
 
 
+def typing(typist: Any, prompt: list[int] = PROMPT, **options: Any) -> Iterator[Step]:
+    room: Any = Room()
+    return generate(typist, prompt, cache=room, **options)
+
+
 def typed(text: bytes, **options: Any) -> list[Step]:
-    return list(generate(Typist(text), PROMPT, cache=Room(), **options))  # type: ignore[arg-type]
+    return list(typing(Typist(text), **options))
 
 
 def test_greedy_output_is_the_argmax_of_a_fresh_forward_each_time(session: Session) -> None:
@@ -129,7 +134,7 @@ def test_a_stop_sequence_ends_the_output_and_is_not_shown() -> None:
 
 def test_a_possible_stop_is_let_go_when_it_is_none() -> None:
     seen = []
-    for step in generate(Typist(b"ab<|imx"), PROMPT, cache=Room(), stop=list(b"<|im_end|>"), max_tokens=7):  # type: ignore[arg-type]
+    for step in typing(Typist(b"ab<|imx"), stop=list(b"<|im_end|>"), max_tokens=7):
         seen.append(step.text)
     assert "".join(seen) == "ab<|imx"
     assert seen[:2] == ["a", "b"], "nothing is held back without need"
@@ -142,9 +147,7 @@ def test_a_half_stop_at_the_limit_is_text() -> None:
 
 
 def test_the_prompt_does_not_count_as_the_stop_sequence() -> None:
-    steps = list(
-        generate(Typist(b"d|>x", 8), list(b"<|im_end"), cache=Room(), stop=list(b"<|im_end|>"), max_tokens=4)
-    )  # type: ignore[arg-type]
+    steps = list(typing(Typist(b"d|>x", 8), list(b"<|im_end"), stop=list(b"<|im_end|>"), max_tokens=4))
     assert "".join(step.text for step in steps) == "d|>x"
 
 
@@ -155,7 +158,7 @@ def grammar(schema: dict[str, Any], tokenizer: Any = None, width: int = 256) -> 
 def test_forced_ids_ride_along_with_one_forward() -> None:
     schema = closed({"type": "object", "properties": {"flag": {"enum": ["yes", "no"]}}, "required": ["flag"]})
     typist = Typist(b'{"flag": "yes"}')
-    steps = list(generate(typist, PROMPT, cache=Room(), matcher=grammar(schema).matcher()))  # type: ignore[arg-type]
+    steps = list(typing(typist, matcher=grammar(schema).matcher()))
     assert "".join(step.text for step in steps) == '{"flag": "yes"}'
     assert [step.forced for step in steps].count(False) == typist.runs == 1, "only y or n is a choice"
     assert steps[-1].finish_reason == "stop"
@@ -176,7 +179,7 @@ def test_forced_ids_do_not_count_as_tokens() -> None:
 
 def test_a_grammar_without_any_choice_needs_no_model() -> None:
     typist = Typist(b"")
-    steps = list(generate(typist, PROMPT, cache=Room(), matcher=grammar({"const": {"a": 1}}).matcher()))  # type: ignore[arg-type]
+    steps = list(typing(typist, matcher=grammar({"const": {"a": 1}}).matcher()))
     assert "".join(step.text for step in steps) == '{"a": 1}'
     assert typist.runs == 0
     assert steps[-1].finish_reason == "stop"

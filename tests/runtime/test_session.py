@@ -130,7 +130,12 @@ def test_preallocated_buffers_never_move(session: Session) -> None:
 def test_prefill_feeds_only_what_is_new(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     fed: list[int] = []
     forward = session.forward
-    monkeypatch.setattr(session, "forward", lambda ids, cache: (fed.append(len(ids)), forward(ids, cache))[1])
+
+    def recorded(ids: list[int], cache: KVCache) -> NDArray[np.float32]:
+        fed.append(len(ids))
+        return forward(ids, cache)
+
+    monkeypatch.setattr(session, "forward", recorded)
     cache = session.new_cache()
     first = session.prefill(IDS[:300], cache)
     assert sum(fed) == 300
