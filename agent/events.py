@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, ClassVar, Self
 
-from ..runtime.errors import UsageError
+from ..runtime.errors import InputError, UsageError
 
 VERSION = 1
 
@@ -145,9 +145,15 @@ class Transcript:
 
     def write(self, event: Event) -> None:
         """Append one event. One write call a line, so that parallel runs do not mix within lines."""
-        if not isinstance(event, Delta):
+        if isinstance(event, Delta):
+            return
+        try:
             self._file.write(to_line(event))
             self._file.flush()
+        except OSError as error:
+            raise InputError(
+                f"--transcript {self._path}", f"cannot be written ({error.strerror or error})"
+            ) from None
 
     def __enter__(self) -> Self:
         return self

@@ -131,6 +131,7 @@ def _turn(agent: "Agent", text: str, printer: "_Printer") -> int:
 
 
 def _repl(agent: "Agent", printer: "_Printer", options: AgentOptions) -> int:
+    agent.prepare()
     interrupted = False
     for line in _lines(quiet=options.json_out):
         if line is None:  # Ctrl-C at the prompt

@@ -8,7 +8,9 @@ import sys
 import traceback
 from dataclasses import dataclass
 
-from ..runtime.errors import PosttrainError, UsageError
+from ..runtime.errors import InputError, PosttrainError, UsageError
+
+_REPORT = "run it again with --debug, and report what it prints"
 
 
 @dataclass(frozen=True)
@@ -41,13 +43,19 @@ def main(argv: list[str] | None = None) -> int:
             traceback.print_exc()
         print(f"posttrainllm: {error}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
-        print("posttrainllm: interrupted", file=sys.stderr)
-        return 130
     except BrokenPipeError:
         # The reader of our output left (`| head`); the interpreter must not complain at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except Exception as error:  # noqa: BLE001 - whatever it is, a user gets one line
+        if debug:
+            traceback.print_exc()
+        problem = InputError("posttrainllm", f"unexpected {type(error).__name__} ({error})", remedy=_REPORT)
+        print(problem, file=sys.stderr)
+        return problem.exit_code
+    except KeyboardInterrupt:
+        print("posttrainllm: interrupted", file=sys.stderr)
+        return 130
 
 
 def _dispatch(args: list[str]) -> int:

@@ -69,7 +69,7 @@ def cached_export(source: Path, *, progress: Progress | None = None) -> CachedEx
         if _is_good(out):
             return CachedExport(out, warnings, fresh=False)
         return CachedExport(out, warnings, fresh=_export_once(source, out, progress))
-    except PermissionError as error:
+    except (PermissionError, NotADirectoryError, FileExistsError) as error:
         raise UsageError(
             folder,
             f"the cache folder cannot be used ({error.strerror})",

@@ -10,6 +10,7 @@ a new prompt is already there. One cache belongs to one session, and to one thre
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any
@@ -18,7 +19,7 @@ import numpy as np
 import onnxruntime as ort
 
 from .bundle import KVLayout
-from .errors import ContextFullError
+from .errors import ContextFullError, PosttrainError
 
 FIRST_CAPACITY = 256
 
@@ -79,16 +80,24 @@ class KVCache:
         """Buffers of `capacity` ids; the valid part of the old ones is carried over."""
         shape = [1, self.layout.heads, capacity, self.layout.head_dim]
         dtype = np.dtype(self.layout.dtype).type
+        buffers: dict[str, Any] = {}
         for layer in range(self.layout.layers):
             for part in ("key", "value"):
                 name = f"{layer}.{part}"
-                old = self.buffers.get(name)
-                if old is None or not self.ids:
-                    fresh = ort.OrtValue.ortvalue_from_shape_and_type(shape, dtype, self.device, 0)
-                else:
-                    grown = np.zeros(shape, dtype)
-                    grown[:, :, : self.length] = old.numpy()[:, :, : self.length]
-                    fresh = ort.OrtValue.ortvalue_from_numpy(grown, self.device, 0)
-                self.buffers[name] = fresh
-        self.capacity = capacity
-        self.binding = None
+                try:
+                    buffers[name] = self._buffer(shape, dtype, self.buffers.get(name))
+                except Exception as error:  # noqa: BLE001 - ONNX Runtime's and NumPy's share no other base
+                    nbytes = 2 * self.layout.layers * math.prod(shape) * np.dtype(dtype).itemsize
+                    raise PosttrainError(
+                        "KV cache",
+                        f"{nbytes:,} bytes for {capacity} ids cannot be allocated ({error})",
+                        remedy="let it grow on demand (--no-kv-preallocate), or use a shorter context",
+                    ) from None
+        self.buffers, self.capacity, self.binding = buffers, capacity, None
+
+    def _buffer(self, shape: list[int], dtype: type, old: Any) -> Any:
+        if old is None or not self.ids:
+            return ort.OrtValue.ortvalue_from_shape_and_type(shape, dtype, self.device, 0)
+        grown = np.zeros(shape, dtype)
+        grown[:, :, : self.length] = old.numpy()[:, :, : self.length]
+        return ort.OrtValue.ortvalue_from_numpy(grown, self.device, 0)

@@ -1,8 +1,7 @@
 """Session: a bundle opened on an execution provider; `forward` turns ids into logits.
 
-Knows ids, not text. One `run` a call, through IOBinding: ids, mask, positions and logits are buffers that
-live as long as the cache's binding, keys and values stay on the device. A session may serve several
-caches, one thread per cache.
+Knows ids, not text. One `run` a call, through IOBinding: keys, values and logits live on the provider's
+device, and only the logits are copied to the host. A session may serve several caches, one thread per cache.
 """
 
 from __future__ import annotations
@@ -116,13 +115,15 @@ class Session:
             "attention_mask": np.ones((1, total), np.int64),
             "position_ids": np.arange(past, total, dtype=np.int64).reshape(1, -1),
         }
-        logits = np.empty((1, count, self.vocab_size), np.float32)
+        logits = ort.OrtValue.ortvalue_from_shape_and_type(
+            [1, count, self.vocab_size], np.float32, self.provider.device, 0
+        )
         for name, array in feeds.items():
             if name in self._inputs:
                 binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
-        binding.bind_output("logits", "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
+        binding.bind_ortvalue_output("logits", logits)
         self._ort.run_with_iobinding(binding)
-        rows: NDArray[np.float32] = logits[0]
+        rows: NDArray[np.float32] = logits.numpy()[0]
         return rows
 
     def _bind_kv(self, cache: KVCache) -> Any:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from posttrainllm.runtime import KVCache, Session, load
-from posttrainllm.runtime.errors import BundleError, ContextFullError
+from posttrainllm.runtime.bundle import KVLayout
+from posttrainllm.runtime.errors import BundleError, ContextFullError, PosttrainError
 from posttrainllm.runtime.providers import available
 
 RANDOM = np.random.default_rng(7)
@@ -237,3 +238,23 @@ def test_memory_is_flat_over_many_turns(session: Session) -> None:
 
     before = turns(20)
     assert turns(60) - before < 4096, "KiB (bytes on macOS) of growth over 1,800 steps"
+
+
+def test_buffers_that_cannot_be_allocated_are_one_error() -> None:
+    layout = KVLayout(layers=1, heads=1, head_dim=8, dtype="float32")
+    with pytest.raises(
+        PosttrainError, match=r"KV cache: 64,000,000,000,000,000 bytes .* --no-kv-preallocate"
+    ):
+        KVCache(layout, max_length=10**15, device="cpu", preallocate=True, owner=None)
+    lazy = KVCache(layout, max_length=10**15, device="cpu", preallocate=False, owner=None)
+    assert lazy.nbytes == 256 * 64
+
+
+def test_logits_are_the_callers(session: Session) -> None:
+    """Later steps do not overwrite what was returned (P62)."""
+    cache = session.new_cache()
+    first = session.forward(IDS[:3], cache)
+    kept = first.copy()
+    for token in IDS[3:40]:
+        session.forward([token], cache)
+    np.testing.assert_array_equal(first, kept)
