@@ -46,9 +46,10 @@ _LAST_READ_S = 0.2  # for what is still in the pipes after the group was killed
 _TICK_S = 0.05
 _CHUNK = 1 << 16
 
-# {0} is the pipe. Every value and the template end with NUL, so that one cut short by our death never runs.
+# {0} is the pipe. Every value and the template end with NUL; where our death cuts them short, the last
+# `read` fails and nothing runs.
 # The watcher ignores what ends the tool politely. `unset` leaves the template on line 1, for its errors.
-_ASSIGN = "IFS= read -r -d '' {1} <&{0} || exit; "
+_ASSIGN = "IFS= read -r -d '' {1} <&{0}; "
 _RUN = (
     "read -r -d '' <&{0} || exit; "
     "( {{ trap '' HUP INT TERM; read -r <&{0}; kill -KILL 0; }} </dev/null >/dev/null 2>&1 & ); "

@@ -8,7 +8,7 @@ import socket
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
@@ -180,7 +180,8 @@ def test_p06_all_arguments_given_as_one_json_text() -> None:
 
 
 def test_p09_no_arguments_are_an_empty_object() -> None:
-    for nothing in (None, {}, "", " "):
+    nothings: list[Any] = [None, {}, "", " "]
+    for nothing in nothings:
         assert check_arguments(tool(a=STRING), nothing) == {}
     assert isinstance(check_arguments(tool(["a"], a=STRING), None), ArgumentProblem)
     assert isinstance(check_arguments(tool(), []), ArgumentProblem)
@@ -313,6 +314,7 @@ SCHEMAS = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(schema=SCHEMAS, value=JSON, required=st.sampled_from([[], ["a"]]))
 def test_what_is_valid_is_untouched_and_what_comes_back_is_valid(
     schema: Any, value: Any, required: list[str]
@@ -330,21 +332,25 @@ def test_what_is_valid_is_untouched_and_what_comes_back_is_valid(
         result.text.encode()
 
 
+@settings(deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_any_text_for_a_string_argument_is_that_text(text: str) -> None:
     assert check_arguments(tool(a=STRING), {"a": text}) == {"a": text}
 
 
+@settings(deadline=None)
 @given(st.integers())
 def test_any_integer_survives_being_quoted(number: int) -> None:
     assert same(fitted(INTEGER, str(number)), number)
 
 
+@settings(deadline=None)
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_any_number_survives_being_quoted_as_json(number: float) -> None:
     assert fitted(NUMBER, json.dumps(number)) == number
 
 
+@settings(deadline=None)
 @given(JSON.filter(lambda value: isinstance(value, (list, dict))))
 def test_any_array_or_object_survives_being_encoded_twice(value: Any) -> None:
     kind = "array" if isinstance(value, list) else "object"

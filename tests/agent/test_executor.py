@@ -28,6 +28,19 @@ if os.name != "posix":  # finding a bash on Windows comes later
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
 
 
+# A program that runs one tool, for what can only be seen from outside.
+AGENT = """
+    import sys
+    from posttrainllm.agent.executor import CommandBackend
+    from posttrainllm.agent.tools import Tool
+    tool = Tool("t", exec=sys.argv[1])
+    try:
+        print(CommandBackend().call(tool, {}))
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+"""
+
+
 def run(template: str, backend: CommandBackend | None = None, /, **arguments: Any) -> ToolResult:
     tool = Tool("t", exec=template, exec_args=tuple(arguments))
     return (backend or CommandBackend()).call(tool, arguments)
@@ -179,8 +192,17 @@ def test_the_locale_counts_characters() -> None:
     assert run("echo ${#x}", x="é😀").stdout == "2\n"
 
 
-def test_p76_standard_input_is_empty() -> None:
-    assert run("cat; read -r line; echo end").stdout == "end\n"
+def test_p76_standard_input_is_empty_and_ours_is_not_touched() -> None:
+    program = textwrap.dedent(AGENT) + "print(sys.stdin.read())"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "cat; read -r line; echo end"],
+        input="typed by the user",
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    assert "stdout='end\\n'" in done.stdout
+    assert done.stdout.endswith("typed by the user\n")
 
 
 def test_no_descriptor_but_the_standard_three_is_open_in_a_tool() -> None:
@@ -345,18 +367,6 @@ def _is_open(number: int) -> bool:
     return True
 
 
-AGENT = """
-    import sys
-    from posttrainllm.agent.executor import CommandBackend
-    from posttrainllm.agent.tools import Tool
-    tool = Tool("t", exec=sys.argv[1])
-    try:
-        print(CommandBackend().call(tool, {}))
-    except KeyboardInterrupt:
-        print("interrupted", flush=True)
-"""
-
-
 @pytest.fixture
 def agent(tmp_path: Path) -> Callable[[], tuple[subprocess.Popen[str], list[int]]]:
     """Starts a program that runs a tool; returns it and the tool's processes, once they run."""
@@ -397,22 +407,20 @@ DYING_AGENT = """
     from posttrainllm.agent.tools import Tool
     whole = os.write
     def half(fd, data):
-        whole(fd, bytes(data)[:-int(sys.argv[1])])
+        whole(fd, bytes(data)[:int(sys.argv[1])])
         os._exit(9)
     os.write = half
     CommandBackend().call(Tool("t", exec="echo ran >ran; :", exec_args=("x",)), {"x": "1"})
 """
 
 
-@pytest.mark.parametrize("missing", [0, 3, 18])
-def test_a_script_cut_short_never_runs(missing: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("written", [1, 2, 16, 18])
+def test_a_script_cut_short_never_runs(written: int, tmp_path: Path) -> None:
     """The agent dies while it writes: half a command must not be taken for a whole one."""
-    program = textwrap.dedent(DYING_AGENT).replace("[:-int(sys.argv[1])]", f"[: -{missing} or None]")
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=False, capture_output=True)
-    assert done.returncode == 9
+    command = [sys.executable, "-c", textwrap.dedent(DYING_AGENT), str(written)]
+    assert subprocess.run(command, cwd=tmp_path, check=False).returncode == 9
     time.sleep(0.3)
-    if missing:
-        assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_calls_in_threads_are_independent() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posttrainllm.agent.tool_file import load_tools, parse_tools
@@ -78,14 +78,14 @@ def test_a_tool_without_parameters_and_optional_fields_given_as_null() -> None:
 
 
 def test_exec_args_default_to_all_properties_alphabetically() -> None:
-    schema = {"properties": {"b": {}, "a": {}, "C": {}}}
+    schema: dict[str, Any] = {"properties": {"b": {}, "a": {}, "C": {}}}
     tool = one(parameters=schema)
     assert tool.exec_args == ("C", "a", "b")
     assert tool.parameters == {"type": "object", **schema}
 
 
 def test_a_property_that_is_no_variable_needs_exec_args_or_a_handler() -> None:
-    schema = {"properties": {"a-b": {}, "ok": {}}}
+    schema: dict[str, Any] = {"properties": {"a-b": {}, "ok": {}}}
     text = refused_schema(schema)
     assert text.startswith("/properties/a-b: ")
     assert "_exec_args" in text
@@ -206,7 +206,7 @@ def test_p18_local_references_load_in_every_place() -> None:
 
 
 def test_a_schema_behind_an_unusual_reference_is_checked_too() -> None:
-    schema = {"properties": {"a": {"$ref": "#/x-shared"}}, "x-shared": {"items": {"$ref": "#/nowhere"}}}
+    schema: Any = {"properties": {"a": {"$ref": "#/x-shared"}}, "x-shared": {"items": {"$ref": "#/nowhere"}}}
     assert refused_schema(schema).startswith("/x-shared/items/$ref: ")
     schema = {"properties": {"a": {"$ref": "#/x-shared"}}, "x-shared": {"type": "strin"}}
     assert refused_schema(schema).startswith("/x-shared/type: ")
@@ -287,6 +287,7 @@ FIELDS = st.dictionaries(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(FIELDS | FIELDS.map(lambda fields: {"name": "a", "_exec": "x", **fields}), max_size=2))
 def test_whatever_the_document_it_loads_or_is_refused_in_one_line(data: list[Any]) -> None:
     refusal = None

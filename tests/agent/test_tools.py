@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posttrainllm.agent.tools import (
@@ -155,6 +155,7 @@ def test_the_total_counts_bytes_that_were_never_kept() -> None:
     assert cap_output(b"abcd", limit=4, total=10**9).dropped == 10**9 - 4
 
 
+@settings(deadline=None)
 @given(data=st.binary(max_size=80), limit=st.integers(0, 60), extra=st.integers(0, 1000))
 def test_capped_text_fits_and_accounts_for_every_byte(data: bytes, limit: int, extra: int) -> None:
     capped = cap_output(data, limit, len(data) + extra)

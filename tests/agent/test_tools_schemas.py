@@ -119,9 +119,9 @@ def test_the_published_list_of_refused_names_is_the_one_in_the_code() -> None:
         assert admits("tools.schema.json", [{**ENTRY, "_exec_args": [name]}])
 
 
-STAMP = {"turn": 0, "time": 1.5}
-TOKENS = {"prompt_tokens": 9, "cached_tokens": 3, "forced_tokens": 2, "sampled_tokens": 1}
-RESULT = {"tool": "t", "stdout": "", "stderr": "", "exit_code": 0}
+STAMP: dict[str, Any] = {"turn": 0, "time": 1.5}
+TOKENS: dict[str, Any] = {"prompt_tokens": 9, "cached_tokens": 3, "forced_tokens": 2, "sampled_tokens": 1}
+RESULT: dict[str, Any] = {"tool": "t", "stdout": "", "stderr": "", "exit_code": 0}
 
 
 def made_events() -> list[events.Event]:
