@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from ..runtime.bundle import KVLayout
-from ..runtime.errors import CheckFailedError
+from ..runtime.errors import CheckFailedError, PosttrainError
 from . import reference
 from .checkpoint import Checkpoint
 
@@ -68,38 +69,24 @@ def measure(
 ) -> ParityReport:
     """How far the graph is from the reference; the caller decides. Reads all weights once.
 
-    Raises CheckFailedError when the reference itself overflows.
+    Raises CheckFailedError when the reference overflows or ONNX Runtime cannot run the graph.
     """
     config = checkpoint.config
     n = min(config.context_length, MAX_IDS)
     cases = parity_cases(n, config.context_length)
-    rng = np.random.default_rng(seed)
-    ids = rng.integers(0, config.vocab_size, n)
-    starts = sorted({case.first_position for case in cases})
-    positions = np.array([np.arange(start, start + n) for start in starts])
-    with np.errstate(over="ignore", invalid="ignore"):
-        truth = reference.logits(checkpoint, np.broadcast_to(ids, positions.shape), positions)
-    if not np.isfinite(truth).all():
-        raise CheckFailedError(
-            checkpoint.path,
-            "its own logits overflow",
-            "finite logits",
-            "these weights cannot be run in float32",
-        )
-    expected = dict(zip(starts, truth, strict=True))
-    # A vocabulary of one id has no range; its logits are then held to their own size.
-    spread = float(np.ptp(truth) if config.vocab_size > 1 else np.abs(truth).max())
-    session = _session(graph)
+    ids = np.random.default_rng(seed).integers(0, config.vocab_size, n)
+    expected = _expected(checkpoint, ids, sorted({case.first_position for case in cases}))
+    spread = _spread(list(expected.values()), config.vocab_size)
     figures = {}
-    for done, case in enumerate(cases):
-        if progress:
-            progress(done, len(cases))
-        wanted = expected[case.first_position]
-        distances = [
-            _distance(found, wanted[rows])
-            for rows, found in run_case(session, kv, config.vocab_size, ids, case)
-        ]
-        figures[case.name] = _relative(max(distances, key=_nan_last), spread)
+    with _runnable(checkpoint.path):
+        session = _session(graph)
+        for done, case in enumerate(cases):
+            if progress:
+                progress(done, len(cases))
+            wanted = expected[case.first_position]
+            chunks = run_case(session, kv, config.vocab_size, ids, case)
+            distances = [_distance(found, wanted[rows]) for rows, found in chunks]
+            figures[case.name] = _relative(max(distances, key=_nan_last), spread)
     if progress:
         progress(len(cases), len(cases))
     worst = max(figures.values(), key=_nan_last)
@@ -138,6 +125,37 @@ def _clean(chunks: Sequence[int]) -> tuple[int, ...]:
     return tuple(size for size in chunks if size)
 
 
+def _expected(
+    checkpoint: Checkpoint, ids: NDArray[np.int64], starts: Sequence[int]
+) -> dict[int, reference.Array]:
+    """The reference's logits [n, vocab] of `ids` for each first position."""
+    positions = np.array([np.arange(start, start + len(ids)) for start in starts], np.int64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        truth = reference.logits(checkpoint, np.broadcast_to(ids, positions.shape), positions)
+    if not np.isfinite(truth).all():
+        remedy = "these weights cannot be run in float32"
+        raise CheckFailedError(checkpoint.path, "its own logits overflow", "finite logits", remedy)
+    return dict(zip(starts, truth, strict=True))
+
+
+def _spread(truth: Sequence[reference.Array], vocab_size: int) -> float:
+    """Range of the logits. One id alone has none; its logits are then held to their own size."""
+    low, high = min(float(rows.min()) for rows in truth), max(float(rows.max()) for rows in truth)
+    return high - low if vocab_size > 1 else max(abs(low), abs(high))
+
+
+@contextmanager
+def _runnable(source: Path) -> Iterator[None]:
+    """ONNX Runtime's own exceptions, which share no base class, as a failed check."""
+    try:
+        yield
+    except PosttrainError:
+        raise
+    except Exception as error:
+        found = f"ONNX Runtime {ort.__version__} cannot run the exported graph ({error})"
+        raise CheckFailedError(source, found, remedy="no bundle was written") from error
+
+
 def _relative(distance: float, spread: float) -> float:
     """`distance` over the range of the logits; without a range only equality is good."""
     if spread > 0:
@@ -157,7 +175,7 @@ def _nan_last(figure: float) -> float:
 
 def _session(graph: Path) -> ort.InferenceSession:
     options = ort.SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # what it has to say comes as an exception too
     # Packed copies of the weights would double the memory of the check.
     options.add_session_config_entry("session.disable_prepacking", "1")
     return ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
@@ -180,7 +198,7 @@ def run_case(
         binding = session.io_binding()
         binding.bind_cpu_input("input_ids", ids[None, rows])
         binding.bind_cpu_input("attention_mask", np.ones((1, length + size), np.int64))
-        binding.bind_cpu_input("position_ids", np.arange(first, first + size)[None])
+        binding.bind_cpu_input("position_ids", np.arange(first, first + size, dtype=np.int64)[None])
         for name, buffer in buffers.items():
             binding.bind_ortvalue_input(f"past_key_values.{name}", buffer)
             binding.bind_ortvalue_output(f"present.{name}", buffer)

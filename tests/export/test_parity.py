@@ -148,6 +148,14 @@ def test_weights_whose_logits_overflow_are_refused(make_file: MakeFile, tmp_path
         measured(make_file(tensors=tensors).save(tmp_path), tmp_path)
 
 
+def test_a_graph_that_does_not_run_is_a_failed_check(make_file: MakeFile, tmp_path: Path) -> None:
+    def change(arrays: dict[str, Any], _: onnx.ModelProto) -> None:
+        arrays["model.layers.0.mlp.up_proj.weight"] = np.zeros((3, 3), np.float32)
+
+    with pytest.raises(CheckFailedError, match="cannot run the exported graph"):
+        measured(make_file().save(tmp_path), tmp_path, change)
+
+
 def test_the_record_is_plain_json_data() -> None:
     record = ParityReport(1e-4, 2e-7, 20.0, 64, 0, {"one chunk": 2e-7}).to_json()
     assert record["worst"] == 2e-7
