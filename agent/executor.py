@@ -51,9 +51,9 @@ _CHUNK = 1 << 16
 # The watcher ignores what ends the tool politely. `unset` leaves the template on line 1, for its errors.
 _ASSIGN = "IFS= read -r -d '' {1} <&{0}; "
 _RUN = (
-    "read -r -d '' <&{0} || exit; "
-    "( {{ trap '' HUP INT TERM; read -r <&{0}; kill -KILL 0; }} </dev/null >/dev/null 2>&1 & ); "
-    "exec {0}<&-; eval 'unset REPLY;' \"$REPLY\""
+    "read -r -d '' <&{0} || exit; trap '' HUP INT TERM; "
+    "( {{ read -r <&{0}; kill -KILL 0; }} </dev/null >/dev/null 2>&1 & ); "
+    "trap - HUP INT TERM; exec {0}<&-; eval 'unset REPLY;' \"$REPLY\""
 )
 
 

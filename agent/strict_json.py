@@ -11,6 +11,8 @@ import math
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
+from ..runtime.json_schema import escape
+
 MAX_DEPTH = 64  # objects and arrays inside one another
 
 Path = tuple[str | int, ...]
@@ -52,7 +54,7 @@ def find_unfit(value: Any, max_depth: int = MAX_DEPTH) -> tuple[Path, str] | Non
 
 def pointer(path: Path) -> str:
     """The JSON pointer of `path`: `/tools/0/function`; empty for the whole document."""
-    return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in path)
+    return "".join(f"/{escape(str(part))}" for part in path)
 
 
 def json_name(value: Any) -> str:

@@ -7,7 +7,6 @@ A reference that leads nowhere, or only to itself, is refused rather than taken 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any, cast
 from urllib.parse import unquote
 
@@ -17,19 +16,11 @@ from jsonschema.validators import validator_for
 from referencing import Registry
 
 from ..runtime.errors import ToolFileError
-from .strict_json import Path, json_name, pointer
+from ..runtime.json_schema import children, escape
+from .strict_json import json_name, pointer
 
-# Where schemas stand inside a schema, over all drafts; True: it looks at the same value as the one around it.
-_ONE = {
-    "additionalItems": False, "additionalProperties": False, "contains": False, "contentSchema": False,
-    "else": True, "if": True, "items": False, "not": True, "propertyNames": False, "then": True,
-    "unevaluatedItems": False, "unevaluatedProperties": False,
-}  # fmt: skip
-_LIST = {"allOf": True, "anyOf": True, "items": False, "oneOf": True, "prefixItems": False}
-_MAP = {
-    "$defs": False, "definitions": False, "dependencies": True, "dependentSchemas": True,
-    "patternProperties": False, "properties": False,
-}  # fmt: skip
+# The keywords whose schemas look at the same value as the schema around them.
+_SAME_VALUE = {"allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas"}
 _UNSUPPORTED = ("$dynamicRef", "$recursiveRef")
 
 
@@ -55,34 +46,26 @@ def parameter_validator(schema: dict[str, Any]) -> Validator:
 
 def resolve(root: dict[str, Any], ref: Any) -> Any:
     """The subschema that `ref` names inside `root`. LookupError if it is remote or leads nowhere."""
-    return resolve_path(root, reference_path(root, ref))
+    return _find(root, ref)[1]
 
 
-def reference_path(root: dict[str, Any], ref: Any) -> Path:
-    """The path of a local reference; LookupError says why it is none."""
+def _find(root: dict[str, Any], ref: Any) -> tuple[str, Any]:
+    """The JSON pointer that `ref` stands for, and the subschema there; LookupError says why there is none."""
     if not isinstance(ref, str) or not (ref == "#" or ref.startswith("#/")):
         raise LookupError("references are local and never fetched")
-    path: list[str | int] = []
+    place = ""
     node: Any = root
     for part in unquote(ref).split("/")[1:]:
-        key: str | int = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(node, list) and str(key).isdecimal():
-            key = int(key)
+        name = part.replace("~1", "/").replace("~0", "~")
+        place += f"/{escape(name)}"
+        key = int(name) if isinstance(node, list) and name.isdecimal() else name
         try:
             node = node[key]
         except (KeyError, IndexError, TypeError):
-            raise LookupError(f"there is no {pointer((*path, key))}") from None
-        path.append(key)
+            raise LookupError(f"there is no {place}") from None
     if not isinstance(node, (dict, bool)):
-        raise LookupError(f"{pointer(tuple(path))} is {json_name(node)}, not a schema")  # noqa: TRY004  one error for the caller
-    return tuple(path)
-
-
-def resolve_path(root: Any, path: Path) -> Any:
-    """The value at `path`, which must exist."""
-    for key in path:
-        root = root[key]
-    return root
+        raise LookupError(f"{place} is {json_name(node)}, not a schema")  # noqa: TRY004  one error for callers
+    return place, node
 
 
 def _draft(schema: dict[str, Any]) -> Any:
@@ -109,55 +92,42 @@ def _check_meta(schema: Any, root: dict[str, Any], where: str) -> None:
 
 def _check_references(root: dict[str, Any], where: str) -> None:
     """Follow every subschema and every reference; refuse those that lead nowhere or round in a circle."""
-    same_place: dict[Path, list[Path]] = {}
-    todo: list[Path] = [()]
+    same_value: dict[str, list[str]] = {}
+    todo: list[tuple[str, Any]] = [("", root)]
     while todo:
-        path = todo.pop()
-        node = resolve_path(root, path)
-        if path in same_place:
+        place, node = todo.pop()
+        if place in same_value:
             continue
-        same_place[path] = []
+        onward = same_value[place] = []
         if not isinstance(node, dict):
             continue
-        for step, same in _children(node):
-            todo.append((*path, *step))
-            if same:
-                same_place[path].append((*path, *step))
-        _refuse_unsupported(node, path, where)
+        for step, inner in children(node):
+            todo.append((place + step, inner))
+            if step.split("/")[1] in _SAME_VALUE:
+                onward.append(place + step)
+        _refuse_unsupported(node, place, where)
         if "$ref" in node:
-            target = _target(root, node["$ref"], f"{where}{pointer(path)}/$ref")
-            if target not in same_place:
-                _check_meta(resolve_path(root, target), root, where + pointer(target))
-            todo.append(target)
-            same_place[path].append(target)
-    circle = _circle(same_place)
+            target, schema = _target(root, node["$ref"], f"{where}{place}/$ref")
+            if target not in same_value:
+                _check_meta(schema, root, where + target)
+            todo.append((target, schema))
+            onward.append(target)
+    circle = _circle(same_value)
     if circle is not None:
-        raise ToolFileError(where + pointer(circle), "a schema that refers to itself without end")
+        raise ToolFileError(where + circle, "a schema that refers to itself without end")
 
 
-def _children(node: dict[str, Any]) -> Iterator[tuple[Path, bool]]:
-    """The steps to the schemas inside `node`, each with whether it looks at the same value."""
-    for key, value in node.items():
-        if isinstance(value, (dict, bool)) and key in _ONE:
-            yield (key,), _ONE[key]
-        elif isinstance(value, list) and key in _LIST:
-            yield from (((key, index), _LIST[key]) for index in range(len(value)))
-        elif isinstance(value, dict) and key in _MAP:
-            inner = (name for name, item in value.items() if isinstance(item, (dict, bool)))
-            yield from (((key, name), _MAP[key]) for name in inner)
-
-
-def _refuse_unsupported(node: dict[str, Any], path: Path, where: str) -> None:
+def _refuse_unsupported(node: dict[str, Any], place: str, where: str) -> None:
     for key in _UNSUPPORTED:
         if key in node:
-            raise ToolFileError(f"{where}{pointer(path)}/{key}", "not supported", remedy="use a plain $ref")
-    if path and isinstance(node.get("$id"), str):
-        raise ToolFileError(f"{where}{pointer(path)}/$id", "an embedded resource", remedy="leave it out")
+            raise ToolFileError(f"{where}{place}/{key}", "not supported", remedy="use a plain $ref")
+    if place and isinstance(node.get("$id"), str):
+        raise ToolFileError(f"{where}{place}/$id", "an embedded resource", remedy="leave it out")
 
 
-def _target(root: dict[str, Any], ref: Any, where: str) -> Path:
+def _target(root: dict[str, Any], ref: Any, where: str) -> tuple[str, Any]:
     try:
-        return reference_path(root, ref)
+        return _find(root, ref)
     except LookupError as error:
         found = f"{json.dumps(ref)} cannot be resolved: {error.args[0]}"
         raise ToolFileError(
@@ -165,15 +135,15 @@ def _target(root: dict[str, Any], ref: Any, where: str) -> Path:
         ) from None
 
 
-def _circle(edges: dict[Path, list[Path]]) -> Path | None:
-    """A path from which one can go on for ever; None if every way ends."""
+def _circle(edges: dict[str, list[str]]) -> str | None:
+    """A place from which one can go on for ever; None if every way ends."""
     left = dict(edges)
     while left:
-        ends = [path for path, targets in left.items() if not any(target in left for target in targets)]
+        ends = [place for place, onward in left.items() if not any(other in left for other in onward)]
         if not ends:
-            return min(left, key=lambda path: (len(path), pointer(path)))
-        for path in ends:
-            del left[path]
+            return min(left, key=len)
+        for place in ends:
+            del left[place]
     return None
 
 

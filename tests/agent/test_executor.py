@@ -368,12 +368,12 @@ def _is_open(number: int) -> bool:
 
 
 @pytest.fixture
-def agent(tmp_path: Path) -> Callable[[], tuple[subprocess.Popen[str], list[int]]]:
+def agent(tmp_path: Path) -> Callable[..., tuple[subprocess.Popen[str], list[int]]]:
     """Starts a program that runs a tool; returns it and the tool's processes, once they run."""
 
-    def start() -> tuple[subprocess.Popen[str], list[int]]:
+    def start(before: str = "") -> tuple[subprocess.Popen[str], list[int]]:
         pids = tmp_path / "pids"
-        template = f"sleep 601 & echo $! $$ >'{pids}.new'; mv '{pids}.new' '{pids}'; sleep 602"
+        template = f"{before} sleep 601 & echo $! $$ >'{pids}.new'; mv '{pids}.new' '{pids}'; sleep 602"
         process = subprocess.Popen(
             [sys.executable, "-c", textwrap.dedent(AGENT), template], stdout=subprocess.PIPE, text=True
         )
@@ -397,6 +397,13 @@ def test_ctrl_c_during_a_call_kills_the_group_and_is_raised(agent: Any) -> None:
 def test_p82_tools_do_not_outlive_an_agent_that_is_killed(agent: Any, number: int) -> None:
     process, pids = agent()
     process.send_signal(number)
+    process.communicate(timeout=30)
+    assert all(gone(pid) for pid in pids)
+
+
+def test_p82_not_even_tools_that_ignore_the_signals_of_their_group(agent: Any) -> None:
+    process, pids = agent("trap '' TERM; kill -TERM 0;")
+    process.kill()
     process.communicate(timeout=30)
     assert all(gone(pid) for pid in pids)
 
