@@ -66,11 +66,15 @@ def export(
         words = resolve_tokenizer(checkpoint, tokenizer)
         try:
             with staged_bundle(out, force=force) as staging:
-                manifest = _fill(staging, checkpoint, words, progress)
+                manifest = _fill(staging, checkpoint, words, progress or _silent)
                 sizes = {file.name: file.stat().st_size for file in sorted(staging.iterdir())}
         except OSError as error:
             raise UsageError(out, f"cannot be written ({error.strerror or error})") from error
         return ExportReport(out, manifest, checkpoint.warnings + words.warnings, sizes)
+
+
+def _silent(stage: str, done: int, total: int) -> None:
+    """The progress of an export that nobody watches."""
 
 
 def _require_onnx() -> None:
@@ -82,9 +86,7 @@ def _require_onnx() -> None:
         ) from None
 
 
-def _fill(
-    staging: Path, checkpoint: Checkpoint, words: ResolvedTokenizer, progress: Progress | None
-) -> Manifest:
+def _fill(staging: Path, checkpoint: Checkpoint, words: ResolvedTokenizer, progress: Progress) -> Manifest:
     from . import decoder, parity
 
     config = checkpoint.config
@@ -96,10 +98,11 @@ def _fill(
         staging / GRAPH,
         kv,
         precision=PRECISION,
-        progress=progress and (lambda done, total: progress("checking parity", done, total)),
+        progress=lambda done, total: progress("checking parity", done, total),
     )
     if not report.passed:
         raise _parity_failed(checkpoint, report)
+    progress("hashing files", 0, 1)
     manifest = Manifest(
         architecture=config.architecture,
         flavour=FLAVOUR,
@@ -118,17 +121,17 @@ def _fill(
         (staging / TOKENIZER).write_bytes(words.content)
     (staging / genai_config.FILE).write_text(genai_config.to_text(manifest), encoding="utf-8", newline="\n")
     seal(staging, manifest)
+    progress("hashing files", 1, 1)
     return read_manifest(staging)
 
 
-def _save(model: ir.Model, staging: Path, progress: Progress | None) -> None:
+def _save(model: ir.Model, staging: Path, progress: Progress) -> None:
     import onnx_ir as ir
 
     from .decoder import INLINE_NBYTES
 
     def report(_: object, info: ir.external_data.CallbackInfo) -> None:
-        if progress:
-            progress("writing weights", info.index + 1, info.total)
+        progress("writing weights", info.index + 1, info.total)
 
     ir.save(
         model, staging / GRAPH, external_data=WEIGHTS, size_threshold_bytes=INLINE_NBYTES, callback=report
@@ -139,11 +142,11 @@ def _tensors(model: ir.Model) -> dict[str, str]:
     """Name to type and shape, `float32[96, 32]`, of the weights as the graph stores them."""
     import onnx_ir as ir
 
-    tensors = [value.const_value for value in model.graph.initializers.values() if value.const_value]
+    tensors = [value.const_value for value in model.graph.initializers.values()]
     return {
         str(tensor.name): f"{tensor.dtype.numpy().name}{list(tensor.shape.numpy())}"
         for tensor in tensors
-        if tensor.dtype != ir.DataType.INT64  # shapes and axes of the graph itself
+        if tensor is not None and tensor.dtype != ir.DataType.INT64  # axes and sizes of the graph itself
     }
 
 

@@ -75,20 +75,19 @@ def measure(
     n = min(config.context_length, MAX_IDS)
     cases = parity_cases(n, config.context_length)
     ids = np.random.default_rng(seed).integers(0, config.vocab_size, n)
+    tell = progress or (lambda done, total: None)
+    tell(0, len(cases))
     expected = _expected(checkpoint, ids, sorted({case.first_position for case in cases}))
     spread = _spread(list(expected.values()), config.vocab_size)
     figures = {}
     with _runnable(checkpoint.path):
         session = _session(graph)
-        for done, case in enumerate(cases):
-            if progress:
-                progress(done, len(cases))
+        for done, case in enumerate(cases, start=1):
             wanted = expected[case.first_position]
             chunks = run_case(session, kv, config.vocab_size, ids, case)
             distances = [_distance(found, wanted[rows]) for rows, found in chunks]
             figures[case.name] = _relative(max(distances, key=_nan_last), spread)
-    if progress:
-        progress(len(cases), len(cases))
+            tell(done, len(cases))
     worst = max(figures.values(), key=_nan_last)
     return ParityReport(TOLERANCE[precision], worst, spread, n, seed, figures)
 

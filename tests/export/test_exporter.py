@@ -228,7 +228,7 @@ def test_a_missing_extra_is_one_sentence(
 def test_progress_is_told(make_file: MakeFile, tmp_path: Path) -> None:
     calls: list[tuple[str, int, int]] = []
     export(make_file().save(tmp_path), tmp_path / "out", progress=lambda *call: calls.append(call))
-    for stage in ("writing weights", "checking parity"):
+    for stage in ("writing weights", "checking parity", "hashing files"):
         done = [(done, total) for name, done, total in calls if name == stage]
         assert done == sorted(done)
         assert done[-1][0] == done[-1][1]
