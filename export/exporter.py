@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from ..runtime.bundle import (
     GRAPH,
-    TOKENIZER,
     WEIGHTS,
     KVLayout,
     Manifest,
@@ -117,8 +116,8 @@ def _fill(staging: Path, checkpoint: Checkpoint, words: ResolvedTokenizer, progr
         config=asdict(config) | {"tensors": _tensors(model)},
         parity=report.to_json(),
     )
-    if words.content is not None:
-        (staging / TOKENIZER).write_bytes(words.content)
+    for name, content in words.files.items():
+        (staging / name).write_bytes(content)
     (staging / genai_config.FILE).write_text(genai_config.to_text(manifest), encoding="utf-8", newline="\n")
     seal(staging, manifest)
     progress("hashing files", 1, 1)

@@ -9,26 +9,32 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..runtime.bundle import TOKENIZER, TokenizerInfo
 from ..runtime.errors import TokenizerError
 from .checkpoint import Checkpoint
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
 END_OF_TURN = "<|im_end|>"
 BYTES_FINGERPRINT = "bytes-256"
+TOKENIZER_CONFIG = "tokenizer_config.json"
 _BYTE_VOCABULARY = 256
 _MAX_NBYTES = 256 << 20
 
 
 @dataclass(frozen=True)
 class ResolvedTokenizer:
-    """`content` is tokenizer.json byte for byte, None for bytes or where it is missing."""
+    """`files` are what a bundle copies, byte for byte: none for bytes or where it is missing."""
 
     info: TokenizerInfo
     end_of_turn_ids: list[int]
-    content: bytes | None
+    files: Mapping[str, bytes]
     warnings: tuple[str, ...]
 
 
@@ -47,7 +53,7 @@ def resolve_tokenizer(checkpoint: Checkpoint, given: Path | None) -> ResolvedTok
     if declared is None:
         if vocab_size == _BYTE_VOCABULARY:
             info = TokenizerInfo("bytes", BYTES_FINGERPRINT)
-            return ResolvedTokenizer(info, list(END_OF_TURN.encode()), None, ())
+            return ResolvedTokenizer(info, list(END_OF_TURN.encode()), {}, ())
         return _missing("", f"names no tokenizer, and its {vocab_size} ids are not the 256 bytes")
     for file in _candidates(declared, checkpoint.path):
         if file.is_file():
@@ -57,7 +63,7 @@ def resolve_tokenizer(checkpoint: Checkpoint, given: Path | None) -> ResolvedTok
 
 def _missing(source: str, reason: str) -> ResolvedTokenizer:
     warning = f"the checkpoint {reason}; the bundle has no tokenizer; export again with --tokenizer DIR"
-    return ResolvedTokenizer(TokenizerInfo("missing", "", source), [], None, (warning,))
+    return ResolvedTokenizer(TokenizerInfo("missing", "", source), [], {}, (warning,))
 
 
 def _candidates(declared: str, checkpoint: Path) -> list[Path]:
@@ -95,32 +101,37 @@ def _load(file: Path, vocab_size: int, source: str) -> ResolvedTokenizer:
             "give the model's own tokenizer",
         )
     info = TokenizerInfo("tokenizers", hashlib.sha256(content).hexdigest(), source)
-    ids = _end_of_turn(tokenizer, file.with_name("tokenizer_config.json"))
-    return ResolvedTokenizer(info, ids, content, ())
+    config = _config(file.with_name(TOKENIZER_CONFIG))
+    ids = _end_of_turn(tokenizer, _eos_token(config))
+    return ResolvedTokenizer(info, ids, {TOKENIZER: content, TOKENIZER_CONFIG: config}, ())
 
 
-def _end_of_turn(tokenizer: object, config: Path) -> list[int]:
+def _end_of_turn(tokenizer: Tokenizer, eos: str | None) -> list[int]:
     """The marker's own id, else the id of the end-of-text token, else the marker spelled out."""
-    from tokenizers import Tokenizer
-
-    assert isinstance(tokenizer, Tokenizer)
     added = {token.content: number for number, token in tokenizer.get_added_tokens_decoder().items()}
     if END_OF_TURN in added:
         return [added[END_OF_TURN]]
-    eos = _eos_token(config)
     number = tokenizer.token_to_id(eos) if eos else None
     if number is not None:
         return [number]
     return list(tokenizer.encode(END_OF_TURN, add_special_tokens=False).ids)
 
 
-def _eos_token(config: Path) -> str | None:
-    """`eos_token` of tokenizer_config.json: a string, or an object with its content."""
+def _config(file: Path) -> bytes:
+    """tokenizer_config.json as it is, or the least that onnxruntime-genai asks for beside tokenizer.json."""
     try:
-        data = json.loads(config.read_bytes())
+        if file.is_file() and file.stat().st_size <= _MAX_NBYTES:
+            content = file.read_bytes()
+            if isinstance(json.loads(content), dict):
+                return content
     except (OSError, ValueError, RecursionError):
-        return None
-    eos = data.get("eos_token") if isinstance(data, dict) else None
+        pass  # absent or damaged, and not needed for the ids
+    return b'{"tokenizer_class": "PreTrainedTokenizerFast"}\n'
+
+
+def _eos_token(config: bytes) -> str | None:
+    """`eos_token` of tokenizer_config.json: a string, or an object with its content."""
+    eos = json.loads(config).get("eos_token")
     if isinstance(eos, dict):
         eos = eos.get("content")
     return eos if isinstance(eos, str) else None

@@ -3,7 +3,8 @@
 A bundle is a folder:
 
     model.onnx, model.onnx.data      the graph and its weights
-    tokenizer.json                   where the model has a tokenizer (not for byte-level models)
+    tokenizer.json                   where the model has a tokenizer (not for byte-level models),
+    tokenizer_config.json            and what onnxruntime-genai wants beside it
     genai_config.json                lets onnxruntime-genai open the same folder
     bundle.json                      the manifest below: facts, sizes and SHA-256 of every other file
 

@@ -52,3 +52,19 @@ def test_onnxruntime_genai_decodes_the_same_ids(
     while not generator.is_done():
         generator.generate_next_token()
     assert generator.get_sequence(0).tolist() == expected
+
+
+@pytest.mark.peer
+def test_onnxruntime_genai_opens_the_tokenizer(
+    make_file: Callable[..., Any], bpe_tokenizer: Path, tmp_path: Path
+) -> None:
+    og = pytest.importorskip("onnxruntime_genai", reason="onnxruntime-genai is not installed")
+    from tokenizers import Tokenizer
+
+    out = tmp_path / "out"
+    export(make_file(vocab=450).save(tmp_path), out, tokenizer=bpe_tokenizer)
+    text = "<|im_start|>user\nread_file hello<|im_end|>"
+    ours = Tokenizer.from_file(str(out / "tokenizer.json")).encode(text).ids
+    assert og.Tokenizer(og.Model(str(out))).encode(text).tolist() == ours
+    config = json.loads((out / "genai_config.json").read_text(encoding="utf-8"))
+    assert config["model"]["eos_token_id"] == [2]

@@ -44,7 +44,7 @@ def test_without_a_source_a_vocabulary_of_256_is_bytes(make_file: MakeFile, tmp_
     found = resolved(make_file, tmp_path, vocab=256)
     assert (found.info.kind, found.info.fingerprint) == ("bytes", "bytes-256")
     assert bytes(found.end_of_turn_ids) == b"<|im_end|>"
-    assert found.content is None
+    assert found.files == {}
     assert found.warnings == ()
 
 
@@ -83,15 +83,12 @@ def test_order_of_places(make_file: MakeFile, tmp_path: Path, monkeypatch: pytes
     word_tokenizer(here / "words", "<here>")
     beside.mkdir()
     monkeypatch.chdir(here)
-    contents = [resolved(make_file, beside, source="words").content]
+    contents = [resolved(make_file, beside, source="words").files]
     word_tokenizer(beside / "words", "<beside>")
-    contents.append(resolved(make_file, beside, source="words").content)
-    contents.append(
-        resolved(make_file, beside, source="words", given=word_tokenizer(given, "<given>")).content
-    )
+    contents.append(resolved(make_file, beside, source="words").files)
+    contents.append(resolved(make_file, beside, source="words", given=word_tokenizer(given, "<given>")).files)
     for content, marker in zip(contents, ["<here>", "<beside>", "<given>"], strict=True):
-        assert content is not None
-        assert marker in content.decode()
+        assert marker in content["tokenizer.json"].decode()
 
 
 def test_absolute_and_home_sources(
@@ -104,7 +101,7 @@ def test_absolute_and_home_sources(
     for source in (str(words), "~/words"):
         found = resolved(make_file, tmp_path / "model", source=source)
         content = (words / "tokenizer.json").read_bytes()
-        assert found.content == content
+        assert found.files["tokenizer.json"] == content
         assert found.info.fingerprint == hashlib.sha256(content).hexdigest()
         assert found.info.source == source
 
@@ -164,3 +161,14 @@ def test_otherwise_the_marker_is_spelled_out(make_file: MakeFile, tmp_path: Path
     ids = resolved(make_file, tmp_path, given=words).end_of_turn_ids
     assert len(ids) == len("<|im_end|>")
     assert max(ids) < 256
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"[" * 100_000, b"\xff\xfe"])
+def test_a_damaged_tokenizer_config_is_replaced(make_file: MakeFile, tmp_path: Path, content: bytes) -> None:
+    words = word_tokenizer(tmp_path / "words")
+    (words / "tokenizer_config.json").write_bytes(content)
+    kept = resolved(make_file, tmp_path, given=words).files["tokenizer_config.json"]
+    assert json.loads(kept) == {"tokenizer_class": "PreTrainedTokenizerFast"}
+    good = {"chat_template": "é", "eos_token": "</s>"}
+    (words / "tokenizer_config.json").write_text(json.dumps(good), encoding="utf-8")
+    assert json.loads(resolved(make_file, tmp_path, given=words).files["tokenizer_config.json"]) == good
