@@ -54,13 +54,20 @@ def gone(pid: int) -> bool:
             os.kill(pid, 0)
         except ProcessLookupError:
             return True
-        state = subprocess.run(
-            ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False
-        ).stdout
-        if state.startswith("Z") or not state:
+        if _state(pid) in ("", "Z"):
             return True
         time.sleep(0.05)
     return False
+
+
+def _state(pid: int) -> str:
+    if Path("/proc/self/stat").exists():
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return ""
+    command = ["ps", "-o", "stat=", "-p", str(pid)]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()[:1]
 
 
 def pids_of(result: ToolResult) -> list[int]:
@@ -112,7 +119,9 @@ def test_p79_large_arguments_arrive() -> None:
 
 
 def test_arguments_stand_on_no_command_line_and_in_no_environment() -> None:
-    for secret in run("ps -ww -e -o args=; env", x="s3cr3t-value").stdout.splitlines():
+    for secret in run(
+        "ps -ww -e -o args= || cat /proc/[0-9]*/cmdline; env", x="s3cr3t-value"
+    ).stdout.splitlines():
         assert "s3cr3t-value" not in secret
 
 
@@ -161,9 +170,11 @@ def test_templates_of_any_form(template: str) -> None:
 
 
 def test_a_syntax_error_is_exit_code_2_with_the_words_of_bash() -> None:
+    code = subprocess.run(["/bin/bash", "-c", "eval if"], capture_output=True, check=False).returncode
+    assert code == 2 or sys.platform == "darwin"  # bash 3.2 there says 1
     for template in ("if", "echo a; )", 'echo "', "echo ok\n)"):
         result = run(template, x="1")
-        assert result.exit_code == 2
+        assert result.exit_code == code
         assert "syntax error" in result.stderr or "unexpected EOF" in result.stderr
 
 
@@ -216,7 +227,9 @@ def test_no_descriptor_but_the_standard_three_is_open_in_a_tool() -> None:
 
 
 def test_the_tool_has_no_terminal_and_a_group_of_its_own() -> None:
-    assert int(run("ps -o pgid= -p $$").stdout) != os.getpgrp()
+    group = run(f"{sys.executable} -c 'import os; print(os.getpgrp(), os.getsid(0))'").stdout.split()
+    assert str(os.getpgrp()) not in group
+    assert str(os.getsid(0)) not in group
     assert run("echo x >/dev/tty").exit_code != 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
@@ -33,12 +34,15 @@ def admits(name: str, value: Any) -> bool:
     return bool(Draft202012Validator(schema(name)).is_valid(value))
 
 
+needs_bash = pytest.mark.skipif(os.name != "posix", reason="command tools need /bin/bash")
 Call = Callable[..., ToolResult]
 
 
 @pytest.fixture
 def call(tmp_path: Path) -> Call:
     """call(tool, **arguments) of files.json, in a folder of its own; arguments are checked as for a model."""
+    if os.name != "posix":
+        pytest.skip("command tools need /bin/bash")
     tools = {tool.name: tool for tool in load_tools(FOLDER / "files.json")}
 
     def run(name: str, /, **arguments: Any) -> ToolResult:
@@ -184,12 +188,17 @@ def test_the_reasons_of_a_stop(reason: str) -> None:
     assert not admits("events.schema.json", {**body, "reason": "because"})
 
 
+@needs_bash
 def test_the_echo_tool_gives_back_its_text() -> None:
     (echo,) = load_tools(FOLDER / "echo.json")
     assert CommandBackend().call(echo, {"text": "-n it's\n"}).stdout == "-n it's\n"
 
 
-def test_the_debugger_tools_read_search_and_run_a_test(tmp_path: Path) -> None:
+@needs_bash
+def test_the_debugger_tools_read_search_and_run_a_test(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
     tools = {tool.name: tool for tool in load_tools(FOLDER / "debugger.json")}
     assert list(tools) == ["read_file", "run_test", "grep_repo"]
     (tmp_path / "test_a.py").write_text("def test_b():\n    assert 1 == 2  # needle\n")
@@ -281,6 +290,7 @@ def test_the_bundled_tools_use_only_arguments_that_they_declare() -> None:
             assert tool.description
 
 
+@needs_bash
 def test_the_examples_of_the_reference_work(tmp_path: Path) -> None:
     """docs/tools.md, as one would copy it: the file, then the program."""
     text = (Path(__file__).parents[2] / "docs" / "tools.md").read_text(encoding="utf-8")
