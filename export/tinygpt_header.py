@@ -20,7 +20,8 @@ MAGIC = b"TGPT"
 _PREFIX = struct.Struct("<4sII")
 _STEP_NBYTES = 4
 # A training corpus may sit in the header, so headers can be large; weights never do.
-MAX_HEADER_NBYTES = 64 << 20
+MAX_HEADER_NBYTES = 32 << 20
+MAX_TENSORS = 1 << 16
 DTYPES = ("fp32", "fp16", "int4")
 
 
@@ -169,6 +170,8 @@ def _manifest(head: Mapping[str, object], path: Path) -> tuple[Entry, ...]:
         raise _refuse(path, f"header key manifest is {_kind(items)}", "a list of tensors")
     if not items:
         raise _refuse(path, "the manifest is empty", "a list of tensors")
+    if len(items) > MAX_TENSORS:
+        raise _refuse(path, f"a manifest of {len(items)} tensors", f"at most {MAX_TENSORS}")
     entries: dict[str, Entry] = {}
     for index, item in enumerate(items):
         entry = _entry(item, index, path)

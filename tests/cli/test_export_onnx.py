@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -46,6 +47,29 @@ def test_an_export_says_what_it_wrote(checkpoint: Path, tmp_path: Path) -> None:
     assert "of the logit range" in lines["parity"]
     assert "model.onnx.data" in lines["files"]
     assert lines["tokenizer"] == "bytes"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminals")
+def test_a_terminal_gets_a_progress_bar_and_pipes_get_none(checkpoint: Path, tmp_path: Path) -> None:
+    """Colour and movement go to a terminal's stderr only; stdout stays what it is."""
+    import pty
+
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "posttrainllm", "export-onnx", str(checkpoint), "--out", "made"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=theirs) as process:
+        os.close(theirs)
+        seen = b""
+        with contextlib.suppress(OSError):  # Linux says so when the other side closes
+            while block := os.read(ours, 4096):
+                seen += block
+        os.close(ours)
+        assert process.stdout is not None
+        out = process.stdout.read()
+    assert process.returncode == 0
+    assert b"\x1b[" in seen
+    assert b"checking parity" in seen
+    assert b"\x1b" not in out
+    assert out.startswith(b"bundle ")
 
 
 def test_existing_folders(checkpoint: Path, tmp_path: Path) -> None:

@@ -148,6 +148,13 @@ def test_an_impossible_shape_is_refused_without_allocating(
         tracemalloc.stop()
 
 
+def test_a_manifest_without_end_is_refused(
+    make_file: MakeFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tinygpt_header, "MAX_TENSORS", 30)
+    assert "manifest of 36 tensors" in refusal(make_file().save(tmp_path))
+
+
 def test_tolerated_headers_open(make_file: MakeFile, tmp_path: Path) -> None:
     sample = make_file()
     sample.step = -3
