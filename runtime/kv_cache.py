@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime as ort
+from numpy.typing import NDArray
 
 from .bundle import KVLayout
 from .errors import ContextFullError, PosttrainError
@@ -98,6 +99,6 @@ class KVCache:
     def _buffer(self, shape: list[int], dtype: type, old: Any) -> Any:
         if old is None or not self.ids:
             return ort.OrtValue.ortvalue_from_shape_and_type(shape, dtype, self.device, 0)
-        grown = np.zeros(shape, dtype)
+        grown: NDArray[Any] = np.zeros(shape, dtype)
         grown[:, :, : self.length] = old.numpy()[:, :, : self.length]
         return ort.OrtValue.ortvalue_from_numpy(grown, self.device, 0)

@@ -41,7 +41,12 @@ def test_the_hash_is_remembered_until_the_file_changes(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[Path] = []
-    monkeypatch.setattr(cache, "sha256_file", lambda path: (read.append(path), sha256_file(path))[1])
+
+    def recorded(path: Path) -> str:
+        read.append(path)
+        return sha256_file(path)
+
+    monkeypatch.setattr(cache, "sha256_file", recorded)
     memory = tmp_path / "memory"
     memory.mkdir()
     first = content_hash(model, memory)

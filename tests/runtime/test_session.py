@@ -242,9 +242,7 @@ def test_memory_is_flat_over_many_turns(session: Session) -> None:
 
 def test_buffers_that_cannot_be_allocated_are_one_error() -> None:
     layout = KVLayout(layers=1, heads=1, head_dim=8, dtype="float32")
-    with pytest.raises(
-        PosttrainError, match=r"KV cache: 64,000,000,000,000,000 bytes .* --no-kv-preallocate"
-    ):
+    with pytest.raises(PosttrainError, match=r"KV cache: 64,000,000,000,000,000 bytes .*--no-kv-preallocate"):
         KVCache(layout, max_length=10**15, device="cpu", preallocate=True, owner=None)
     lazy = KVCache(layout, max_length=10**15, device="cpu", preallocate=False, owner=None)
     assert lazy.nbytes == 256 * 64
