@@ -21,7 +21,7 @@ from posttrainllm.agent.tools import Tool, ToolResult, variable_problem
 from posttrainllm.runtime.errors import ToolFileError
 
 FOLDER = Path(str(files("posttrainllm.tools_schemas")))
-BUNDLED = ["debugger.json", "echo.json", "files.json"]
+BUNDLED = ["debugger.json", "demo.json", "echo.json", "files.json"]
 ODD = ["a b.txt", "-rf", "--help", "new\nline.txt", "quo'te\".txt", "$(id).txt", "*", "é.txt", "a\\b"]
 
 
