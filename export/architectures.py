@@ -13,7 +13,11 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What a decoder computes. `head_dim` is the true size of a head, before any padding."""
+    """What a decoder computes. `head_dim` is the true size of a head, before any padding.
+
+    A feature that has one value so far is typed as that value: whoever adds a second one widens the type
+    and is led to every place that must branch.
+    """
 
     architecture: str
     vocab_size: int
@@ -28,8 +32,8 @@ class ModelConfig:
     norm_eps: float
     positions: Literal["learned"]
     activation: Literal["gelu_erf"]
-    biases: bool
-    tied_head: bool
+    biases: Literal[True]
+    tied_head: Literal[True]
 
 
 @dataclass(frozen=True)

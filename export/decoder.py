@@ -107,10 +107,10 @@ def build_decoder(checkpoint: Checkpoint) -> ir.Model:
         following = f"model.layers.{i + 1}.input_layernorm" if i + 1 < config.layers else "model.norm"
         buffers = [_kv(f"past_key_values.{i}.{part}", config) for part in ("key", "value")]
         mixed, *grown = _attention(build, normed, i, buffers, lengths)
-        bias = build.weight(f"{block}.self_attn.o_proj.bias") if config.biases else None
+        bias = build.weight(f"{block}.self_attn.o_proj.bias")
         normed, hidden = _add_norm(build, mixed, hidden, bias, f"{block}.post_attention_layernorm")
         mixed = _mlp(build, normed, f"{block}.mlp")
-        bias = build.weight(f"{block}.mlp.down_proj.bias") if config.biases else None
+        bias = build.weight(f"{block}.mlp.down_proj.bias")
         normed, hidden = _add_norm(build, mixed, hidden, bias, following)
         past += buffers
         present += grown
@@ -163,7 +163,7 @@ def _norm(build: _Builder, hidden: ir.Value, name: str) -> ir.Value:
 
 
 def _add_norm(
-    build: _Builder, mixed: ir.Value, hidden: ir.Value, bias: ir.Value | None, name: str
+    build: _Builder, mixed: ir.Value, hidden: ir.Value, bias: ir.Value, name: str
 ) -> tuple[ir.Value, ir.Value]:
     """Norm of the new residual stream, and that stream: `mixed + bias + hidden`."""
     normed, _, _, total = build.ops(
@@ -242,8 +242,6 @@ def _packed_qkv(build: _Builder, normed: ir.Value, name: str) -> ir.Value:
         build.lazy(f"{name}.qkv_proj.weight", (config.hidden_size, width), weight),
         name=f"{name}.qkv",
     )
-    if not config.biases:
-        return qkv
     return build.op(
         "Add", qkv, build.lazy(f"{name}.qkv_proj.bias", (width,), bias), name=f"{name}.qkv_biased"
     )
@@ -261,8 +259,7 @@ def _pad_heads(rows: Weights, heads: int, true_dim: int, dim: int) -> Weights:
 def _mlp(build: _Builder, normed: ir.Value, name: str) -> ir.Value:
     """The MLP's output before its last bias."""
     inner = _linear(build, normed, f"{name}.up_proj")
-    if build.config.biases:
-        inner = build.op("Add", inner, build.weight(f"{name}.up_proj.bias"), name=f"{name}.up_proj.biased")
+    inner = build.op("Add", inner, build.weight(f"{name}.up_proj.bias"), name=f"{name}.up_proj.biased")
     active = build.op("Gelu", inner, name=f"{name}.active", domain=CONTRIB)
     return _linear(build, active, f"{name}.down_proj")
 
