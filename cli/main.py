@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
+import threading
 import traceback
 from dataclasses import dataclass
 
@@ -33,6 +35,7 @@ COMMANDS = (
 def main(argv: list[str] | None = None) -> int:
     """Run one subcommand; returns its exit code (the table is in docs/agent.md)."""
     _utf8_streams()
+    _end_on_sigterm()
     args = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in args
     args = [arg for arg in args if arg != "--debug"]
@@ -56,6 +59,12 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("posttrainllm: interrupted", file=sys.stderr)
         return 130
+
+
+def _end_on_sigterm() -> None:
+    """Being asked to end runs the same clean-up as an error: no half folders, no tool left running."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
 def _dispatch(args: list[str]) -> int:

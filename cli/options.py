@@ -29,7 +29,7 @@ def positional(name: str, help: str, *, optional: bool = False) -> Any:
 
 class _Parser(ArgumentParser):  # type: ignore[misc] # argparse-dataclass ships no types
     def error(self, message: str) -> NoReturn:
-        raise UsageError(self.prog, message, remedy=f"see {self.prog} --help")
+        raise UsageError(self.prog.removeprefix("posttrainllm "), message, remedy=f"see {self.prog} --help")
 
 
 def parse(options: type[T], argv: list[str], *, command: str, summary: str, example: str) -> T:

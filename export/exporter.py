@@ -141,9 +141,11 @@ def _tensors(model: ir.Model) -> dict[str, str]:
     """Name to type and shape, `float32[96, 32]`, of the weights as the graph stores them."""
     import onnx_ir as ir
 
+    from .decoder import HALF
+
     tensors = [value.const_value for value in model.graph.initializers.values()]
     return {
-        str(tensor.name): f"{tensor.dtype.numpy().name}{list(tensor.shape.numpy())}"
+        str(tensor.name).removesuffix(HALF): f"{tensor.dtype.numpy().name}{list(tensor.shape.numpy())}"
         for tensor in tensors
         if tensor is not None and tensor.dtype != ir.DataType.INT64  # axes and sizes of the graph itself
     }

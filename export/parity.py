@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 from ..runtime.bundle import KVLayout
 from ..runtime.errors import CheckFailedError, PosttrainError
 from . import reference
+from .architectures import ModelConfig
 from .checkpoint import Checkpoint
 
 TOLERANCE = {"fp32": 1e-4}
-MAX_IDS = 128
+MIN_IDS, MAX_IDS = 24, 128
 _SPARE = 24
 _SINGLE_STEPS = 8
 
@@ -72,7 +73,7 @@ def measure(
     Raises CheckFailedError when the reference overflows or ONNX Runtime cannot run the graph.
     """
     config = checkpoint.config
-    n = min(config.context_length, MAX_IDS)
+    n = ids_checked(config, checkpoint.weight_nbytes)
     cases = parity_cases(n, config.context_length)
     ids = np.random.default_rng(seed).integers(0, config.vocab_size, n)
     tell = progress or (lambda done, total: None)
@@ -90,6 +91,13 @@ def measure(
             tell(done, len(cases))
     worst = max(figures.values(), key=_nan_last)
     return ParityReport(TOLERANCE[precision], worst, spread, n, seed, figures)
+
+
+def ids_checked(config: ModelConfig, weight_nbytes: int) -> int:
+    """How many ids are fed: MAX_IDS, or fewer where their logits would outweigh the weights themselves."""
+    logits_nbytes = 4 * config.vocab_size * 4  # four arrays of them are held at once
+    affordable = max(MIN_IDS, weight_nbytes // 2 // logits_nbytes)
+    return min(config.context_length, MAX_IDS, affordable)
 
 
 def parity_cases(n: int, context_length: int) -> list[Case]:

@@ -15,7 +15,8 @@ import pytest
 
 from posttrainllm.export import reference
 from posttrainllm.export.checkpoint import open_checkpoint
-from posttrainllm.export.decoder import build_decoder, padded_head_dim
+from posttrainllm.export.decoder import HALF, build_decoder, padded_head_dim
+from posttrainllm.export.exporter import export
 
 MakeFile = Callable[..., Any]
 
@@ -151,3 +152,27 @@ def test_building_reads_only_what_the_graph_itself_holds(
         tables = [name for name in seen if len(checkpoint.shapes[name]) > 1]
     assert tables == []
     assert len(model.graph.initializers) > 20
+
+
+def test_fp16_weights_are_stored_in_half_the_bytes_and_compute_the_same(
+    make_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The stored halves, widened by NumPy, are the source's values bit for bit; so are the logits."""
+    source = make_checkpoint(
+        d_model=24, heads=2, layers=1, ctx=64, dtype="fp16"
+    )  # heads padded from 12 to 16
+    bundle = export(source, tmp_path / "half").bundle
+    stored = {
+        name.removesuffix(HALF): value.const_value.numpy()
+        for name, value in ir.load(bundle / "model.onnx").graph.initializers.items()
+        if name.endswith(HALF) and value.const_value is not None
+    }
+    with open_checkpoint(source) as checkpoint:
+        for name in ("model.embed_tokens.weight", "model.norm.bias"):
+            assert stored[name].dtype == np.float16
+            np.testing.assert_array_equal(stored[name].astype(np.float32), checkpoint.tensor(name))
+        packed = stored["model.layers.0.self_attn.qkv_proj.weight"].astype(np.float32)
+        query = packed[:, :32].reshape(24, 2, 16)[:, :, :12].reshape(24, 24).T
+        np.testing.assert_array_equal(query, checkpoint.tensor("model.layers.0.self_attn.q_proj.weight"))
+        weights = sum(int(np.prod(shape)) for shape in checkpoint.shapes.values())
+    assert 2 * weights < (bundle / "model.onnx.data").stat().st_size + 8192 < 3 * weights

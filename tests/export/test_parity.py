@@ -80,6 +80,7 @@ def test_parity_holds_over_a_long_context(
 ) -> None:
     """An export checks 128 ids to stay quick; kernels may work in blocks longer than that."""
     monkeypatch.setattr(parity, "MAX_IDS", 1500)
+    monkeypatch.setattr(parity, "MIN_IDS", 1500)
     report = measured(make_file(width=32, heads=2, layers=1, middle=8, ctx=1600).save(tmp_path), tmp_path)
     assert report.ids == 1500
     assert report.worst < 1e-5
