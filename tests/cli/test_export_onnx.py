@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -146,3 +148,21 @@ def test_help_has_an_example(tmp_path: Path) -> None:
     result = run("--help", cwd=tmp_path)
     assert result.returncode == 0
     assert "posttrainllm export-onnx model.tinygpt --out" in result.stdout
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGTERM to catch on Windows")
+def test_being_asked_to_end_leaves_no_half_folder(
+    make_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    source = make_checkpoint(d_model=512, heads=8, layers=6, ctx=64)
+    out = tmp_path / "out"
+    out.mkdir()
+    command = [sys.executable, "-m", "posttrainllm", "export-onnx", str(source), "--out", str(out / "bundle")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    while process.poll() is None and not list(out.iterdir()):
+        time.sleep(0.005)
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, stderr
+    assert b"Traceback" not in stderr
+    assert list(out.iterdir()) == []
