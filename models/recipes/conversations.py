@@ -5,8 +5,8 @@
     tool result             -> tool block              render_result
     call or answer          -> one JSON object         render_call, render_answer
 
-`conversation` puts them together; `window` packs whole conversations back to back into a fixed number
-of bytes. Every byte carries a label: 0 for what the agent writes, CALL and ANSWER for what the model
+`conversation` puts them together, `drill` makes single exchanges, and `window` packs either back to back
+into a fixed number of bytes. Every byte carries a label: 0 for what the agent writes, CALL and ANSWER for what the model
 has to say. The same `random.Random` state always gives the same bytes.
 
 What it is not: real conversations. Requests come from a few templates, tool output is made up, and
@@ -376,11 +376,28 @@ def _talk(text: str, answer: str) -> list[Segment]:
     return [(render_user(text), OTHER), (render_answer(answer), ANSWER), ("<|im_end|>\n", OTHER)]
 
 
-def window(rng: Random, length: int) -> tuple[bytes, bytes]:
-    """(ids, labels), `length` bytes each: whole conversations back to back, the last one cut off."""
+def drill(rng: Random) -> list[Segment]:
+    """One exchange without a system block, mostly an echo of a long text: practice in copying."""
+    if rng.random() < 0.3:
+        return exchange(rng, [*SKILLS, invented_skill(rng)])
+    text = " ".join(word(rng) for _ in range(rng.randint(2, 12)))
+    request = rng.choice(SKILLS[0].requests).format(text=text)
+    return [
+        (render_user(request), OTHER),
+        (render_call("echo", {"text": text}), CALL),
+        ("<|im_end|>\n" + render_result("echo", text, "", 0), OTHER),
+        (render_answer(text), ANSWER),
+        ("<|im_end|>\n", OTHER),
+    ]
+
+
+def window(
+    rng: Random, length: int, source: Callable[[Random], list[Segment]] = conversation
+) -> tuple[bytes, bytes]:
+    """(ids, labels), `length` bytes each: whole pieces of `source` back to back, the last one cut off."""
     ids, labels = bytearray(), bytearray()
     while len(ids) < length:
-        for text, label in conversation(rng):
+        for text, label in source(rng):
             data = text.encode()
             ids += data
             labels += bytes([label]) * len(data)

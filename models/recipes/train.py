@@ -30,8 +30,10 @@ from posttrainllm.export.tinygpt_writer import canonical_names, write_tinygpt
 
 LAYERS, HEADS, WIDTH, HIDDEN, CONTEXT, VOCAB = 4, 4, 128, 512, 2048, 256
 BATCH_BYTES = 8192  # per step, whatever the window length
-SHORT_WINDOW, SHORT_SHARE = 512, 0.4  # the first 40 % of the steps see short windows, see `batch`
-LEARNING_RATE, WEIGHT_DECAY, WARMUP = 2e-3, 0.1, 100
+SHORT_WINDOW = 512
+LEARNING_RATE, WEIGHT_DECAY = 2e-3, 0.1
+WARMUP, HORIZON, COOLDOWN = 100, 3000, 400  # steps, see `learning_rate`
+SLICES_UNTIL, DRILLS_UNTIL = 1000, 1500  # steps, see `batch`
 OTHER_WEIGHT = 0.2  # loss weight of bytes that the model never has to write
 EMBEDDING_SCALE = 0.05
 
@@ -120,19 +122,33 @@ class Batch:
     start: Tensor
 
 
-def batch(name: str, length: int) -> Batch:
-    """A batch that depends on `name` and `length` only.
+def phase(step: int) -> str:
+    """The kind of batch that a step trains on."""
+    if step < SLICES_UNTIL:
+        return "slices"
+    return "drills" if step < DRILLS_UNTIL else "whole"
 
-    Every window begins with a conversation at position 0. A short one is a slice of such a window that
-    keeps its positions: cheaper, and all positions learn the short-range structure early.
+
+def batch(name: str, kind: str) -> Batch:
+    """A batch that depends on `name` and `kind` only; BATCH_BYTES targets.
+
+    "whole": full windows that begin with a conversation at position 0, as the agent does.
+    "slices": short slices of such windows at their own positions; cheaper, and all positions learn the
+    short-range structure early.
+    "drills": short windows of exchanges at random positions, most of whose bytes are copies.
     """
     rng = Random(name)
+    length = CONTEXT if kind == "whole" else SHORT_WINDOW
     ids, labels, starts = [], [], []
     for _ in range(BATCH_BYTES // length):
-        data, label = conversations.window(rng, CONTEXT + 1)
-        start = rng.randint(0, CONTEXT - length)
-        ids.append(np.frombuffer(data, np.uint8)[start : start + length + 1])
-        labels.append(np.frombuffer(label, np.uint8)[start : start + length + 1])
+        if kind == "drills":
+            start, first = rng.randint(0, CONTEXT - length), 0
+            data, label = conversations.window(rng, length + 1, conversations.drill)
+        else:
+            data, label = conversations.window(rng, CONTEXT + 1)
+            start = first = rng.randint(0, CONTEXT - length)
+        ids.append(np.frombuffer(data, np.uint8)[first : first + length + 1])
+        labels.append(np.frombuffer(label, np.uint8)[first : first + length + 1])
         starts.append(start)
     return Batch(
         torch.from_numpy(np.stack(ids).astype(np.int64)),
@@ -152,11 +168,11 @@ def byte_losses(model: Decoder, data: Batch) -> tuple[Tensor, Tensor]:
 
 
 def learning_rate(step: int, steps: int) -> float:
-    """Linear warm-up, then a cosine down to a fiftieth."""
-    if step < WARMUP:
-        return LEARNING_RATE * (step + 1) / WARMUP
-    progress = (step - WARMUP) / max(1, steps - WARMUP)
-    return LEARNING_RATE * (0.02 + 0.98 * (1 + math.cos(math.pi * progress)) / 2)
+    """Linear warm-up, a cosine towards HORIZON, and over the last COOLDOWN of `steps` a line down to zero."""
+    warm = min(1.0, (step + 1) / WARMUP)
+    progress = max(0, step - WARMUP) / (HORIZON - WARMUP)
+    cosine = 0.02 + 0.98 * (1 + math.cos(math.pi * min(1.0, progress))) / 2
+    return LEARNING_RATE * warm * cosine * min(1.0, (steps - step) / COOLDOWN)
 
 
 def optimiser_for(model: Decoder) -> torch.optim.AdamW:
@@ -176,8 +192,7 @@ def train(model: Decoder, steps: int, seed: int, checkpoint: Path | None) -> dic
     for step in range(first, steps):
         for group in optimiser.param_groups:
             group["lr"] = learning_rate(step, steps)
-        length = SHORT_WINDOW if step < SHORT_SHARE * steps else CONTEXT
-        data = batch(f"train/{seed}/{step}", length)
+        data = batch(f"train/{seed}/{step}", phase(step))
         loss, _ = byte_losses(model, data)
         said = data.labels[:, 1:] > 0
         weights = torch.where(said, 1.0, OTHER_WEIGHT)
@@ -190,7 +205,7 @@ def train(model: Decoder, steps: int, seed: int, checkpoint: Path | None) -> dic
             last = {"all": sums[0] / sums[1], "assistant": sums[2] / max(1.0, sums[3])}
             report(step + 1, steps, last, (time.monotonic() - began) / (step + 1 - first))
             sums[:] = 0
-        if checkpoint and ((step + 1) % 250 == 0 or step + 1 == steps):
+        if checkpoint and ((step + 1) % 50 == 0 or step + 1 == steps):
             save(checkpoint, model, optimiser, step + 1)
     return last
 
@@ -234,7 +249,7 @@ def evaluate(model: Decoder, seed: int, batches: int = 64) -> dict[str, float]:
         totals[key][1] += count
 
     for index in range(batches):
-        data = batch(f"held-out/{seed}/{index}", CONTEXT)
+        data = batch(f"held-out/{seed}/{index}", "whole")
         loss, right = byte_losses(model, data)
         labels = data.labels[:, 1:]
         add("all", loss.sum().item(), loss.numel())
@@ -291,7 +306,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--out", type=Path, required=True, help="the .tinygpt file to write")
     parser.add_argument("--checkpoint", type=Path, help="resume from, and save to, this file")
-    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--steps", type=int, default=2500)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
