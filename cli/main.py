@@ -29,6 +29,7 @@ COMMANDS = (
     Command("sample", "sample", "generate plain text from a prompt"),
     Command("export-onnx", "export_onnx", "turn a checkpoint into an ONNX bundle"),
     Command("inspect", "inspect", "print what a checkpoint or a bundle holds"),
+    Command("eval", "eval", "run tasks through an agent and count what is right"),
 )
 
 

@@ -1,0 +1,231 @@
+"""`posttrainllm eval`: tasks through the real loop; a table, a JSON report, JUnit XML, an exit code."""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Optional
+
+from ..runtime.errors import CheckFailedError, InputError, UsageError
+from .options import option, parse, positional
+from .progress import progress_bar
+from .sampling import SamplingOptions, at_least
+from .terminal import printable
+
+if TYPE_CHECKING:
+    from ..agent.eval_tasks import Task
+    from ..agent.evaluation import Outcome, Settings, Summary
+    from ..agent.tools import Tool
+    from ..runtime.session import Session
+
+EXAMPLE = """  posttrainllm eval tasks.jsonl model.tinygpt --tools tools.json --failures
+  posttrainllm eval tasks.jsonl --min-success 0.9 --junit report.xml"""
+COLUMNS = ("", "tasks", "right", "valid calls", "tool", "arguments", "answer", "sampled", "forced", "seconds")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalOptions(SamplingOptions):
+    """Flags of `eval`."""
+
+    tasks: str = positional("tasks", "task file, one JSON object a line (docs/eval.md)")
+    model: Optional[str] = positional(
+        "model", "a bundle folder, a .tinygpt file, or demo (default: demo)", optional=True
+    )
+    tools: Optional[str] = option(None, "tool file (default, with demo only: its own)", metavar="FILE")
+    system: Optional[str] = option(None, "replaces the first line of the system prompt", metavar="TEXT")
+    max_steps: int = option(8, "tool calls per task (default 8)", metavar="N")
+    max_tokens: int = option(256, "sampled ids per assistant step (default 256)", metavar="N")
+    tool_timeout: float = option(30.0, "seconds per tool call (default 30)", metavar="F")
+    no_constrain: bool = option(False, "decode without the grammar of calls and answers")
+    no_kv_preallocate: bool = option(
+        False, "grow the KV buffers on demand instead of allocating the context at once"
+    )
+    min_success: float = option(
+        0.0, "exit with 1 if a smaller share of the tasks is right (default 0)", metavar="F"
+    )
+    failures: bool = option(False, "print what went wrong in each task that failed")
+    json_report: Optional[str] = option(None, "write everything to this file as JSON", metavar="FILE")
+    junit: Optional[str] = option(None, "write this file for a CI server, as JUnit XML", metavar="FILE")
+
+
+def run(argv: list[str]) -> int:
+    """Returns 0. Raises CheckFailedError (1) below --min-success, when all is printed and written."""
+    options = parse(
+        EvalOptions,
+        argv,
+        command="eval",
+        summary="Run tasks through the agent, each in a folder of its own, and count what is right.",
+        example=EXAMPLE,
+    )
+    _check(options)
+    outcomes = _outcomes(options)
+    print("\n".join(_table(outcomes)))
+    if options.failures:
+        print(printable("\n".join(_failures(outcomes)), sys.stdout), end="")
+    if options.json_report:
+        report = json.dumps(_report(options, outcomes), ensure_ascii=False, indent=1) + "\n"
+        _write("--json-report", options.json_report, report.encode("utf-8", "backslashreplace"))
+    if options.junit:
+        from .junit import junit_xml
+
+        _write("--junit", options.junit, junit_xml(outcomes, name=options.tasks))
+    right = sum(outcome.right for outcome in outcomes)
+    if right / len(outcomes) < options.min_success:
+        raise CheckFailedError(
+            f"--min-success {options.min_success:g}",
+            f"{right} of {len(outcomes)} tasks are right ({right / len(outcomes):.3f})",
+            remedy="" if options.failures else "--failures shows what went wrong",
+        )
+    return 0
+
+
+def _check(options: EvalOptions) -> None:
+    """Refuse what can be refused before minutes are spent."""
+    at_least("--max-steps", options.max_steps, 0)
+    at_least("--max-tokens", options.max_tokens, 1)
+    if not options.tool_timeout > 0:
+        raise UsageError("--tool-timeout", f"{options.tool_timeout}", "more than 0 seconds")
+    if not 0 <= options.min_success <= 1:
+        raise UsageError("--min-success", f"{options.min_success}", "a share from 0 to 1")
+    if options.tools is None and options.model not in (None, "demo"):
+        raise UsageError(
+            "--tools", "missing", "a tool file", "only the bundled demo model has tools of its own"
+        )
+    for flag, name in (("--json-report", options.json_report), ("--junit", options.junit)):
+        if name is not None and not Path(name).parent.is_dir():
+            raise UsageError(f"{flag} {name}", "its folder does not exist", remedy="make the folder first")
+
+
+def _outcomes(options: EvalOptions) -> "list[Outcome]":
+    """Load tasks, tools and model; run."""
+    from ..agent.eval_tasks import check_tasks, load_tasks
+    from ..agent.tool_file import load_tools
+    from .models import bundled_tools
+
+    tasks = load_tasks(Path(options.tasks))
+    path = Path(options.tools) if options.tools else bundled_tools("demo")
+    tools = load_tools(path)
+    check_tasks(tasks, tools)
+    settings = _settings(options)
+
+    from ..runtime.errors import ToolFileError
+    from .models import open_model
+
+    session = open_model(options.model, options.provider)
+    print(
+        f"eval: {len(tasks)} tasks on {options.model or 'demo'}, {session.provider.name}, "
+        f"{len(tools)} tools, no sandbox",
+        file=sys.stderr,
+    )
+    try:
+        return _evaluate(session, tools, tasks, settings)
+    except ToolFileError as error:
+        raise ToolFileError(f"{path}, {error.subject}", error.found, error.expected, error.remedy) from None
+
+
+def _settings(options: EvalOptions) -> "Settings":
+    from ..agent.chat_format import DEFAULT_HEADER
+    from ..agent.evaluation import Settings
+    from ..agent.executor import CommandBackend
+    from ..agent.loop import Limits
+
+    options.sampler()  # a bad flag is told now
+    return Settings(
+        header=DEFAULT_HEADER if options.system is None else options.system,
+        sampler=options.sampler,
+        limits=Limits(options.max_steps, options.max_tokens),
+        constrain=not options.no_constrain,
+        preallocate=not options.no_kv_preallocate,
+        backend=lambda folder: CommandBackend(timeout_s=options.tool_timeout, cwd=folder),
+    )
+
+
+def _evaluate(
+    session: "Session", tools: "Sequence[Tool]", tasks: "Sequence[Task]", settings: "Settings"
+) -> "list[Outcome]":
+    from ..agent.evaluation import evaluate
+
+    outcomes: list[Outcome] = []
+    with progress_bar() as progress:
+        for outcome in evaluate(session, tools, tasks, settings):
+            outcomes.append(outcome)
+            if progress:
+                right = sum(each.right for each in outcomes)
+                progress(f"{right} of {len(outcomes)} right", len(outcomes), len(tasks))
+    return outcomes
+
+
+def _table(outcomes: "Sequence[Outcome]") -> Iterator[str]:
+    """The table: a row for all tasks, then one a tool."""
+    from ..agent.evaluation import groups, summarise
+
+    rows = [COLUMNS, _row("all", summarise(outcomes))]
+    rows += [_row(name, summarise(some)) for name, some in groups(outcomes).items()]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
+    for first, *others in rows:
+        cells = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+        yield "  ".join([first.ljust(widths[0]), *cells])
+
+
+def _row(name: str, summary: "Summary") -> tuple[str, ...]:
+    shares = (
+        (summary.right, summary.tasks),
+        summary.valid_calls,
+        summary.right_tool,
+        summary.right_arguments,
+        summary.right_answer,
+    )
+    counts = (f"{summary.sampled:,}", f"{summary.forced:,}", f"{summary.seconds:.1f}")
+    return (name, str(summary.tasks), *map(_percent, shares), *counts)
+
+
+def _percent(pair: tuple[int, int]) -> str:
+    right, stated = pair
+    if not stated:
+        return "-"
+    return "100 %" if right == stated else f"{min(100 * right / stated, 99.9):.1f} %"
+
+
+def _failures(outcomes: "Sequence[Outcome]") -> Iterator[str]:
+    for outcome in outcomes:
+        if not outcome.right:
+            yield f"\n{outcome.task.id}: {outcome.task.prompt!r}"
+            yield from (f"  {problem}" for problem in outcome.problems)
+    yield ""
+
+
+def _report(options: EvalOptions, outcomes: "Sequence[Outcome]") -> dict[str, Any]:
+    """The JSON report; docs/eval.md describes it."""
+    from ..agent.evaluation import groups, summarise
+
+    return {
+        "v": 1,
+        "options": asdict(options),
+        "all": asdict(summarise(outcomes)),
+        "groups": {name: asdict(summarise(some)) for name, some in groups(outcomes).items()},
+        "tasks": [_task_report(outcome) for outcome in outcomes],
+    }
+
+
+def _task_report(outcome: "Outcome") -> dict[str, Any]:
+    from ..agent.evaluation import group
+
+    names = ("lost", "answer", "ended", "right_tool", "right_arguments", "right_answer", "problems")
+    return {
+        "id": outcome.task.id,
+        "group": group(outcome.task),
+        "right": outcome.right,
+        "calls": [asdict(call) for call in outcome.calls],
+        **{name: getattr(outcome, name) for name in names},
+        "sampled": outcome.sampled,
+        "forced": outcome.forced,
+        "seconds": round(outcome.seconds, 6),
+    }
+
+
+def _write(flag: str, name: str, data: bytes) -> None:
+    try:
+        Path(name).write_bytes(data)
+    except OSError as error:
+        raise InputError(f"{flag} {name}", f"cannot be written ({error.strerror or error})") from None
