@@ -58,13 +58,13 @@ TASKS = [
     {"id": "right", "prompt": "p1", **FILES},
     {"id": "argument", "prompt": "p2", **FILES},
     {"id": "none", "prompt": "p3", "tool": None},
-    {"id": "odd", "prompt": "p4", "answer": "nothing of the kind"},
+    {"id": "odd \x1b\uffff", "prompt": "p4 \x01", "answer": "nothing of the kind"},
 ]
 BOOK = {
     "p1": [call("count", "a b.txt"), answer("2")],
     "p2": [call("count", "a.txt"), answer("2")],
     "p3": [answer("hello")],
-    "p4": [answer(ODD)],
+    "p4 \x01": [answer(ODD)],
 }
 
 
@@ -143,12 +143,14 @@ def test_reports_hold_everything_and_any_text(scripted: Run, tmp_path: Path) -> 
     cases = {case.attrib["name"]: case for case in suite}
     assert [name for name, case in cases.items() if case.find("failure") is None] == ["right", "none"]
     assert cases["argument"].attrib["classname"] == "count"
-    failure = cases["odd"].find("failure")
+    failure = cases["odd \\u001b\\uffff"].find("failure")
     assert failure is not None
-    assert ']]> <b> & "c"' in (failure.text or "")
+    assert failure.text is not None
+    assert failure.text.startswith("prompt: p4 \\u0001\n")
+    assert ']]> <b> & "c"' in failure.text
 
     assert "argument: 'p2'\n  arguments of count: expected {'path': 'a b.txt'}" in done.stdout
-    assert "\nodd: 'p4'\n  answer: expected /nothing of the kind/" in done.stdout
+    assert "\nodd \x1b\uffff: 'p4 \\x01'\n  answer: expected /nothing of the kind/" in done.stdout
     assert "\nright:" not in done.stdout
 
 
@@ -177,7 +179,7 @@ def test_a_terminal_sees_progress_and_no_control_characters(tmp_path: Path, task
     os.close(ours)
     assert process.wait(60) == 0, seen
     assert b"right" in seen.split(b"tasks  ")[0]
-    assert b"\x1b[31m \x00" not in seen
+    assert b"\nodd \\x1b" in seen
 
 
 def _read(terminal: int) -> bytes:
@@ -214,6 +216,7 @@ def test_a_real_model_and_every_flag(
 
     once = report()
     assert once == report()
+    assert report("--seed", 5) != once
     free = report("--no-constrain")
     assert free != once
     assert all(task["forced"] == 0 for task in free)
