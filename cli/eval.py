@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
 from ..runtime.errors import CheckFailedError, InputError, UsageError
+from .flags import LoopOptions
 from .options import option, parse, positional
 from .progress import progress_bar
-from .sampling import SamplingOptions, at_least
 from .terminal import printable
 
 if TYPE_CHECKING:
@@ -25,22 +25,10 @@ COLUMNS = ("", "tasks", "right", "valid calls", "tool", "arguments", "answer", "
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalOptions(SamplingOptions):
+class EvalOptions(LoopOptions):
     """Flags of `eval`."""
 
     tasks: str = positional("tasks", "task file, one JSON object a line (docs/eval.md)")
-    model: Optional[str] = positional(
-        "model", "a bundle folder, a .tinygpt file, or demo (default: demo)", optional=True
-    )
-    tools: Optional[str] = option(None, "tool file (default, with demo only: its own)", metavar="FILE")
-    system: Optional[str] = option(None, "replaces the first line of the system prompt", metavar="TEXT")
-    max_steps: int = option(8, "tool calls per task (default 8)", metavar="N")
-    max_tokens: int = option(256, "sampled ids per assistant step (default 256)", metavar="N")
-    tool_timeout: float = option(30.0, "seconds per tool call (default 30)", metavar="F")
-    no_constrain: bool = option(False, "decode without the grammar of calls and answers")
-    no_kv_preallocate: bool = option(
-        False, "grow the KV buffers on demand instead of allocating the context at once"
-    )
     min_success: float = option(
         0.0, "exit with 1 if a smaller share of the tasks is right (default 0)", metavar="F"
     )
@@ -82,16 +70,9 @@ def run(argv: list[str]) -> int:
 
 def _check(options: EvalOptions) -> None:
     """Refuse what can be refused before minutes are spent."""
-    at_least("--max-steps", options.max_steps, 0)
-    at_least("--max-tokens", options.max_tokens, 1)
-    if not options.tool_timeout > 0:
-        raise UsageError("--tool-timeout", f"{options.tool_timeout}", "more than 0 seconds")
+    options.check()
     if not 0 <= options.min_success <= 1:
         raise UsageError("--min-success", f"{options.min_success}", "a share from 0 to 1")
-    if options.tools is None and options.model not in (None, "demo"):
-        raise UsageError(
-            "--tools", "missing", "a tool file", "only the bundled demo model has tools of its own"
-        )
     for flag, name in (("--json-report", options.json_report), ("--junit", options.junit)):
         if name is not None and not Path(name).parent.is_dir():
             raise UsageError(f"{flag} {name}", "its folder does not exist", remedy="make the folder first")
@@ -101,40 +82,33 @@ def _outcomes(options: EvalOptions) -> "list[Outcome]":
     """Load tasks, tools and model; run."""
     from ..agent.eval_tasks import check_tasks, load_tasks
     from ..agent.tool_file import load_tools
-    from .models import bundled_tools
 
     tasks = load_tasks(Path(options.tasks))
-    path = Path(options.tools) if options.tools else bundled_tools("demo")
-    tools = load_tools(path)
+    tools = load_tools(options.tool_file)
     check_tasks(tasks, tools)
     settings = _settings(options)
 
-    from ..runtime.errors import ToolFileError
     from .models import open_model
 
     session = open_model(options.model, options.provider)
     print(
-        f"eval: {len(tasks)} tasks on {options.model or 'demo'}, {session.provider.name}, "
+        f"eval: {len(tasks)} tasks on {options.model_name}, {session.provider.name}, "
         f"{len(tools)} tools, no sandbox",
         file=sys.stderr,
     )
-    try:
+    with options.naming_tool_file():
         return _evaluate(session, tools, tasks, settings)
-    except ToolFileError as error:
-        raise ToolFileError(f"{path}, {error.subject}", error.found, error.expected, error.remedy) from None
 
 
 def _settings(options: EvalOptions) -> "Settings":
-    from ..agent.chat_format import DEFAULT_HEADER
     from ..agent.evaluation import Settings
     from ..agent.executor import CommandBackend
-    from ..agent.loop import Limits
 
     options.sampler()  # a bad flag is told now
     return Settings(
-        header=DEFAULT_HEADER if options.system is None else options.system,
+        header=options.header,
         sampler=options.sampler,
-        limits=Limits(options.max_steps, options.max_tokens),
+        limits=options.limits,
         constrain=not options.no_constrain,
         preallocate=not options.no_kv_preallocate,
         backend=lambda folder: CommandBackend(timeout_s=options.tool_timeout, cwd=folder),

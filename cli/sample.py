@@ -3,8 +3,8 @@
 import sys
 from dataclasses import dataclass, field
 
+from .flags import SamplingOptions, at_least
 from .options import option, parse, positional
-from .sampling import SamplingOptions, at_least
 from .terminal import printable
 
 

@@ -1,0 +1,101 @@
+"""The flags that several commands share."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Optional
+
+from ..runtime.errors import ToolFileError, UsageError
+from ..runtime.providers import NAMES
+from .bundled import DEMO, DEMO_TOOLS, bundled_tools
+from .options import option, positional
+
+if TYPE_CHECKING:
+    from ..agent.loop import Limits
+    from ..runtime.sampler import Sampler
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions:
+    """How the next id is chosen, and on what it runs."""
+
+    temperature: float = option(0.0, "0 is greedy (default); 0.7 varies", metavar="F")
+    top_k: int = option(0, "sample among the N likeliest ids only (0: off)", metavar="N")
+    top_p: float = option(1.0, "sample within this much probability mass (1: off)", metavar="F")
+    min_p: float = option(0.0, "drop ids less likely than F times the likeliest (0: off)", metavar="F")
+    seed: Optional[int] = option(None, "makes sampling repeatable", metavar="N")
+    provider: str = option("auto", f"execution provider: {', '.join(NAMES)}", metavar="NAME")
+
+    def sampler(self) -> "Sampler":
+        """The sampler of these flags. Raises UsageError naming the flag."""
+        from ..runtime.sampler import Sampler
+
+        return Sampler(self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p, seed=self.seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopOptions(SamplingOptions):
+    """A model, its tools, and the bounds of the conversation loop: for `agent` and `eval`."""
+
+    model: Optional[str] = positional(
+        "model", "a bundle folder, a .tinygpt file, or demo (default: demo)", optional=True
+    )
+    tools: Optional[str] = option(None, "tool file (default, with demo only: its own)", metavar="FILE")
+    system: Optional[str] = option(None, "replaces the first line of the system prompt", metavar="TEXT")
+    max_steps: int = option(8, "tool calls per user turn (default 8)", metavar="N")
+    max_tokens: int = option(256, "sampled ids per assistant step (default 256)", metavar="N")
+    tool_timeout: float = option(30.0, "seconds per tool call (default 30)", metavar="F")
+    no_constrain: bool = option(False, "decode without the grammar of calls and answers")
+    no_kv_preallocate: bool = option(
+        False, "grow the KV buffers on demand instead of allocating the context at once"
+    )
+
+    def check(self) -> None:
+        """Refuse what can be refused before anything is loaded. Raises UsageError."""
+        at_least("--max-steps", self.max_steps, 0)
+        at_least("--max-tokens", self.max_tokens, 1)
+        if not 0 < self.tool_timeout < float("inf"):
+            raise UsageError("--tool-timeout", f"{self.tool_timeout}", "more than 0 seconds")
+        if self.tools is None and self.model not in (None, DEMO):
+            raise UsageError(
+                "--tools", "missing", "a tool file", "only the bundled demo model has tools of its own"
+            )
+
+    @property
+    def tool_file(self) -> Path:
+        """The file of `--tools`, or the bundled model's own."""
+        return bundled_tools(DEMO_TOOLS) if self.tools is None else Path(self.tools)
+
+    @property
+    def header(self) -> str:
+        """First line of the system prompt."""
+        from ..agent.chat_format import DEFAULT_HEADER
+
+        return DEFAULT_HEADER if self.system is None else self.system
+
+    @property
+    def limits(self) -> "Limits":
+        from ..agent.loop import Limits
+
+        return Limits(self.max_steps, self.max_tokens)
+
+    @property
+    def model_name(self) -> str:
+        """The model as people call it."""
+        return self.model or DEMO
+
+    @contextmanager
+    def naming_tool_file(self) -> Iterator[None]:
+        """A fault that only shows when the tools' grammar is compiled names the file too."""
+        try:
+            yield
+        except ToolFileError as error:
+            subject = f"{self.tool_file}, {error.subject}"
+            raise ToolFileError(subject, error.found, error.expected, error.remedy) from None
+
+
+def at_least(flag: str, value: float, least: float) -> None:
+    """Raises UsageError if a flag's value is below `least`, or not a number."""
+    if not value >= least:
+        raise UsageError(flag, f"{value}", f"{least} or more")
