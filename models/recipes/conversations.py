@@ -292,6 +292,15 @@ SMALL_TALK = (
     ("Bye", "Goodbye!"),
 )
 NO_TOOL = "I have no tool for that."
+BARE = (
+    "Use the echo tool",
+    "Use the echo tool.",
+    "use echo",
+    "Call the echo tool",
+    "Try the echo tool",
+    "Echo something",
+)
+BARE_TEXT = "hello"  # what to echo when the request does not say
 
 
 def invented_skill(rng: Random) -> Skill:
@@ -344,6 +353,8 @@ def exchange(rng: Random, skills: Sequence[Skill]) -> list[Segment]:
 
 def ask(rng: Random, skill: Skill) -> tuple[str, Arguments]:
     """A request and the arguments that it asks for, in the order of the tool's line."""
+    if skill.name == "echo" and rng.random() < 0.12:
+        return rng.choice(BARE), {"text": BARE_TEXT}
     template = rng.choice(skill.requests) if skill.requests and rng.random() < 0.8 else _generic(rng, skill)
     parameters = [*skill.required, *(p for p in sorted(skill.optional) if f"{{{p[0]}}}" in template)]
     arguments = {name: value(rng, name, kind) for name, kind in parameters}
