@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
 from ..runtime.errors import UsageError
-from .flags import LoopOptions
+from .bundled import DEMO
+from .flags import LoopOptions, optional_model
 from .options import option, parse
 from .printer import Printer
 from .terminal import printable
@@ -27,6 +28,7 @@ EXAMPLE = """  posttrainllm agent demo --tools tools.json --single 'Use the echo
 class AgentOptions(LoopOptions):
     """Flags of `agent`."""
 
+    model: Optional[str] = optional_model()
     single: Optional[str] = option(None, "ask this, print the answer, exit", metavar="TEXT")
     confirm_tools: bool = option(False, "ask before each tool call, showing the exact command")
     transcript: Optional[str] = option(
@@ -44,7 +46,7 @@ def run(argv: list[str]) -> int:
         summary="Chat with a model that calls your tools.",
         example=EXAMPLE,
     )
-    options.check()
+    options.check(options.model)
     with ExitStack() as stack:
         agent = _agent(options)
         transcript = _transcript(options, stack)
@@ -84,7 +86,7 @@ def _agent(options: AgentOptions) -> "Agent":
         )
     threads = f"{session.threads} thread{'s' if session.threads != 1 else ''}"
     print(
-        f"agent: {options.model_name} on {session.provider.name} ({session.provider_reason}), {threads}; "
+        f"agent: {options.model or DEMO} on {session.provider.name} ({session.provider_reason}), {threads}; "
         f"{len(tools)} tool{'s' if len(tools) != 1 else ''}, no sandbox",
         file=sys.stderr,
     )

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
 from ..runtime.errors import CheckFailedError, InputError, UsageError
-from .flags import LoopOptions
+from .bundled import DEMO
+from .flags import LoopOptions, optional_model
 from .options import option, parse, positional
 from .progress import progress_bar
 from .terminal import printable
@@ -29,6 +30,7 @@ class EvalOptions(LoopOptions):
     """Flags of `eval`."""
 
     tasks: str = positional("tasks", "task file, one JSON object a line (docs/eval.md)")
+    model: Optional[str] = optional_model()
     min_success: float = option(
         0.0, "exit with 1 if a smaller share of the tasks is right (default 0)", metavar="F"
     )
@@ -70,7 +72,7 @@ def run(argv: list[str]) -> int:
 
 def _check(options: EvalOptions) -> None:
     """Refuse what can be refused before minutes are spent."""
-    options.check()
+    options.check(options.model)
     if not 0 <= options.min_success <= 1:
         raise UsageError("--min-success", f"{options.min_success}", "a share from 0 to 1")
     for flag, name in (("--json-report", options.json_report), ("--junit", options.junit)):
@@ -92,7 +94,7 @@ def _outcomes(options: EvalOptions) -> "list[Outcome]":
 
     session = open_model(options.model, options.provider)
     print(
-        f"eval: {len(tasks)} tasks on {options.model_name}, {session.provider.name}, "
+        f"eval: {len(tasks)} tasks on {options.model or DEMO}, {session.provider.name}, "
         f"{len(tools)} tools, no sandbox",
         file=sys.stderr,
     )

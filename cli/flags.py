@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 from ..runtime.errors import ToolFileError, UsageError
 from ..runtime.providers import NAMES
@@ -36,11 +36,8 @@ class SamplingOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class LoopOptions(SamplingOptions):
-    """A model, its tools, and the bounds of the conversation loop: for `agent` and `eval`."""
+    """Tools, and the bounds of the conversation loop: for `agent` and `eval`."""
 
-    model: Optional[str] = positional(
-        "model", "a bundle folder, a .tinygpt file, or demo (default: demo)", optional=True
-    )
     tools: Optional[str] = option(None, "tool file (default, with demo only: its own)", metavar="FILE")
     system: Optional[str] = option(None, "replaces the first line of the system prompt", metavar="TEXT")
     max_steps: int = option(8, "tool calls per user turn (default 8)", metavar="N")
@@ -51,13 +48,13 @@ class LoopOptions(SamplingOptions):
         False, "grow the KV buffers on demand instead of allocating the context at once"
     )
 
-    def check(self) -> None:
-        """Refuse what can be refused before anything is loaded. Raises UsageError."""
+    def check(self, model: Optional[str]) -> None:
+        """Refuse what can be refused before `model` (None: the bundled one) is loaded. Raises UsageError."""
         at_least("--max-steps", self.max_steps, 0)
         at_least("--max-tokens", self.max_tokens, 1)
         if not 0 < self.tool_timeout < float("inf"):
             raise UsageError("--tool-timeout", f"{self.tool_timeout}", "more than 0 seconds")
-        if self.tools is None and self.model not in (None, DEMO):
+        if self.tools is None and model not in (None, DEMO):
             raise UsageError(
                 "--tools", "missing", "a tool file", "only the bundled demo model has tools of its own"
             )
@@ -80,11 +77,6 @@ class LoopOptions(SamplingOptions):
 
         return Limits(self.max_steps, self.max_tokens)
 
-    @property
-    def model_name(self) -> str:
-        """The model as people call it."""
-        return self.model or DEMO
-
     @contextmanager
     def naming_tool_file(self) -> Iterator[None]:
         """A fault that only shows when the tools' grammar is compiled names the file too."""
@@ -93,6 +85,13 @@ class LoopOptions(SamplingOptions):
         except ToolFileError as error:
             subject = f"{self.tool_file}, {error.subject}"
             raise ToolFileError(subject, error.found, error.expected, error.remedy) from None
+
+
+def optional_model() -> Any:
+    """The positional MODEL of a command that has a bundled one. Positionals are read in the order of fields."""
+    return positional(
+        "model", f"a bundle folder, a .tinygpt file, or {DEMO} (default: {DEMO})", optional=True
+    )
 
 
 def at_least(flag: str, value: float, least: float) -> None:

@@ -69,7 +69,10 @@ def test_another_vocabulary_is_never_taken_for_bytes(make_file: MakeFile, tmp_pa
         "a\nb",
     ],
 )
-def test_a_tokenizer_that_is_not_here_is_a_warning(make_file: MakeFile, tmp_path: Path, source: str) -> None:
+def test_a_tokenizer_that_is_not_here_is_a_warning(
+    make_file: MakeFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    monkeypatch.chdir(tmp_path)  # what lies around the working directory is not ours
     found = resolved(make_file, tmp_path, source=source)
     assert found.info.kind == "missing"
     assert found.end_of_turn_ids == []
