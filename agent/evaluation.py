@@ -125,11 +125,10 @@ def _run(
             sampler=settings.sampler(),
             limits=settings.limits,
             constrain=settings.constrain,
-            preallocate=False,  # its own cache is not used
+            cache=cache,
         )
     except ContextFullError as error:
         raise InputError(task.where, f"the system prompt does not fit: {error}") from None
-    agent.cache = cache  # the loop rewinds it to the ids that both conversations begin with
     watch = _Watch(backend)
     started = time.monotonic()
     for event in agent.run(task.prompt):

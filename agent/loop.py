@@ -16,6 +16,7 @@ from typing import Any, Literal
 from ..runtime.errors import GrammarError, ToolFileError
 from ..runtime.generation import Step, generate
 from ..runtime.grammar import Grammar
+from ..runtime.kv_cache import KVCache
 from ..runtime.sampler import Sampler
 from ..runtime.session import Session
 from ..runtime.tokenizer import decode
@@ -70,7 +71,9 @@ class Agent:
     """A model, its tools and one conversation.
 
     `approve(tool, arguments)` is asked before each call when given; "no" is told to the model. With
-    `constrain` (the default) a grammar made of the tools' schemas admits only calls and answers. Raises
+    `constrain` (the default) a grammar made of the tools' schemas admits only calls and answers. A `cache`
+    of the session may be given, from an earlier agent say: what both conversations begin with is not fed
+    again. Raises
     ToolFileError if a schema cannot be compiled, ContextFullError if the system prompt does not fit.
     One thread at a time.
     """
@@ -87,12 +90,13 @@ class Agent:
         constrain: bool = True,
         approve: Callable[[Tool, Mapping[str, Any]], Approval] | None = None,
         preallocate: bool = True,
+        cache: KVCache | None = None,
     ) -> None:
         self.session = session
         self.tools = {tool.name: tool for tool in tools}
         self.dialect = PosttrainDialect()
         self.conversation = Conversation()
-        self.cache = session.new_cache(preallocate=preallocate)
+        self.cache = session.new_cache(preallocate=preallocate) if cache is None else cache
         self._backend = backend
         self._sampler = sampler or Sampler()
         self._limits = limits or Limits()
