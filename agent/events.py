@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass, fields
+from io import RawIOBase
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from ..runtime.errors import InputError, UsageError
 
@@ -134,10 +135,10 @@ class Transcript:
         self._path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file: BinaryIO = path.open("ab")
+            # Unbuffered: a line is in the file or it is not, and closing has nothing left to fail on.
+            self._file: RawIOBase = path.open("ab", buffering=0)
             if path.is_file() and path.stat().st_size and _last_byte(path) != b"\n":
                 self._file.write(b"\n")
-                self._file.flush()
         except OSError as error:
             raise UsageError(
                 f"--transcript {path}", f"cannot be written ({error.strerror or error})"
@@ -148,8 +149,9 @@ class Transcript:
         if isinstance(event, Delta):
             return
         try:
-            self._file.write(to_line(event))
-            self._file.flush()
+            line = to_line(event)
+            while line:  # a short write is one where the disk just filled up
+                line = line[self._file.write(line) or 0 :]
         except OSError as error:
             raise InputError(
                 f"--transcript {self._path}", f"cannot be written ({error.strerror or error})"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..runtime.errors import GrammarError, ToolFileError
+from ..runtime.errors import ContextFullError, GrammarError, ToolFileError
 from ..runtime.generation import Step, generate
 from ..runtime.grammar import Grammar
 from ..runtime.kv_cache import KVCache
@@ -107,7 +107,14 @@ class Agent:
         spans, _ = encode(self.dialect.system(header, tools), session.tokenizer)
         bos = IdSpan("template", session.tokenizer.bos_ids)
         self.conversation.extend([bos, *spans])
-        self.cache.reserve(len(self.conversation))
+        self._check_room(len(tools))
+
+    def _check_room(self, tools: int) -> None:
+        found, limit = len(self.conversation), self.cache.max_length
+        if found > limit:
+            raise ContextFullError(
+                "system prompt", f"{found} ids, with {tools} tools", f"at most {limit}", "offer fewer tools"
+            )
 
     def prepare(self) -> None:
         """Feed the system prompt now, so that the first turn need not wait for it."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
-from ..runtime.errors import UsageError
 from .bundled import DEMO
 from .flags import LoopOptions, optional_model
 from .options import option, parse
@@ -107,35 +106,39 @@ def _turn(agent: "Agent", text: str, printer: Printer) -> int:
     try:
         for event in turn:
             printer.show(event)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as stop:
         turn.close()
         printer.show(agent.interrupted())
+        if isinstance(stop, SystemExit):  # a signal asked us to end
+            raise
     return printer.exit_code
 
 
 def _repl(agent: "Agent", printer: Printer, options: AgentOptions) -> int:
+    """Turn after turn. Returns 0 to a person who ends it, and the last turn's code to a script."""
     agent.prepare()
-    interrupted = False
-    for line in _lines(quiet=options.json_out):
+    typed = not options.json_out and sys.stdin.isatty() and sys.stdout.isatty()
+    code = 0
+    for line in _typed_lines() if typed else _piped_lines():
         if line is None:  # Ctrl-C at the prompt
-            if interrupted:
+            if code == 130:
                 return 130
-            interrupted = True
+            code = 130
             print("agent: Ctrl-C again, Ctrl-D or :quit ends", file=sys.stderr)
-            continue
-        if line.strip() in (":quit", ":q"):
-            return 0
-        if line.strip():
-            interrupted = _turn(agent, line, printer) == 130
-    return 0
+        elif line.strip() in (":quit", ":q"):
+            break
+        elif line.strip():
+            code = _turn(agent, line, printer)
+    return 0 if typed else code
 
 
-def _lines(*, quiet: bool) -> Iterator[Optional[str]]:
-    """What the user types, line by line; None for Ctrl-C. Plain lines where no person is typing."""
-    if quiet or not (sys.stdin.isatty() and sys.stdout.isatty()):
-        for line in sys.stdin:
-            yield line.rstrip("\r\n")
-        return
+def _piped_lines() -> Iterator[str]:
+    for line in sys.stdin:
+        yield line.rstrip("\r\n")
+
+
+def _typed_lines() -> Iterator[Optional[str]]:
+    """What a person types, line by line; None for Ctrl-C."""
     from prompt_toolkit import PromptSession
     from prompt_toolkit.history import InMemoryHistory
 
@@ -160,7 +163,8 @@ def _ask(tool: "Tool", arguments: Mapping[str, Any]) -> "Approval":
         sys.stderr.flush()
         line = sys.stdin.readline()
         if not line:
-            raise UsageError("--confirm-tools", "nobody answers on standard input", "y, n or always")
+            print("\nagent: nobody answers on standard input, which counts as no", file=sys.stderr)
+            return "no"
         answer = line.strip().lower()
         if answer in ("y", "yes"):
             return "yes"

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Optional
 
+from ..runtime.errors import UsageError
 from .options import option, parse, positional
 from .progress import progress_bar
 
@@ -35,6 +36,8 @@ def run(argv: list[str]) -> int:
         summary="Turn a checkpoint into an ONNX bundle, checked against the source weights.",
         example="  posttrainllm export-onnx model.tinygpt --out model-onnx",
     )
+    if not options.out:
+        raise UsageError("--out", "empty", "a folder")
     from ..export.exporter import export
 
     with progress_bar() as progress:

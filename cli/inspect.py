@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..runtime.errors import TokenizerError
+from .bundled import DEMO, bundled_model
 from .options import option, parse, positional
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 class InspectOptions:
     """Flags of `inspect`."""
 
-    model: str = positional("model", "a .tinygpt checkpoint, or the folder of a bundle")
+    model: str = positional("model", f"a .tinygpt checkpoint, the folder of a bundle, or {DEMO}")
     json: bool = option(False, "print one JSON object")
 
 
@@ -28,10 +29,12 @@ def run(argv: list[str]) -> int:
         InspectOptions,
         argv,
         command="inspect",
-        summary="Print what a checkpoint or a bundle holds. Weights are not read.",
+        summary="Print what a checkpoint or a bundle holds; the files of a bundle are verified.",
         example="  posttrainllm inspect model.tinygpt --json",
     )
     path = Path(options.model)
+    if options.model == DEMO and not path.exists():
+        path = bundled_model(DEMO)
     facts = _bundle(path) if path.is_dir() else _checkpoint(path)
     print(json.dumps(facts, indent=2) if options.json else "\n".join(_lines(facts)))
     return 0
@@ -40,7 +43,7 @@ def run(argv: list[str]) -> int:
 def _bundle(path: Path) -> dict[str, Any]:
     from ..runtime.bundle import Bundle
 
-    manifest = asdict(Bundle.open(path).manifest)
+    manifest = asdict(Bundle.open(path, verify=True).manifest)
     tensors = manifest["config"].pop("tensors", {})
     sizes = {name: info["nbytes"] for name, info in manifest["files"].items()}
     keys = ("architecture", "flavour", "precision", "dialect", "config", "source", "kv", "tokenizer")

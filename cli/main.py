@@ -35,37 +35,52 @@ COMMANDS = (
 
 def main(argv: list[str] | None = None) -> int:
     """Run one subcommand; returns its exit code (the table is in docs/agent.md)."""
-    _utf8_streams()
-    _end_on_sigterm()
+    _open_streams()
+    _end_on_signals()
     args = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in args
     args = [arg for arg in args if arg != "--debug"]
     try:
-        return _dispatch(args)
+        code = _dispatch(args)
+        sys.stdout.flush()
+        return code
     except PosttrainError as error:
-        if debug:
-            traceback.print_exc()
-        print(f"posttrainllm: {error}", file=sys.stderr)
-        return error.exit_code
+        return _told(error, debug)
     except BrokenPipeError:
-        # The reader of our output left (`| head`); the interpreter must not complain at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()  # the reader of our output left (`| head`)
         return 0
+    except OSError as error:
+        if error.filename is None:
+            _drop_stdout()
+        where = "input or output" if error.filename is None else error.filename
+        return _told(InputError(where, error.strerror or str(error)), debug)
     except Exception as error:  # noqa: BLE001 - whatever it is, a user gets one line
-        if debug:
-            traceback.print_exc()
-        problem = InputError("posttrainllm", f"unexpected {type(error).__name__} ({error})", remedy=_REPORT)
-        print(problem, file=sys.stderr)
-        return problem.exit_code
+        found = f"unexpected {type(error).__name__} ({error})"
+        return _told(InputError("this command", found, remedy=_REPORT), debug)
     except KeyboardInterrupt:
         print("posttrainllm: interrupted", file=sys.stderr)
         return 130
 
 
-def _end_on_sigterm() -> None:
+def _told(error: PosttrainError, debug: bool) -> int:
+    """Print one line; returns the exit code."""
+    if debug:
+        traceback.print_exc()
+    print(f"posttrainllm: {error}", file=sys.stderr)
+    return error.exit_code
+
+
+def _drop_stdout() -> None:
+    """What is still buffered for a stdout that takes nothing must not make the interpreter complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _end_on_signals() -> None:
     """Being asked to end runs the same clean-up as an error: no half folders, no tool left running."""
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+        for name in ("SIGTERM", "SIGHUP"):
+            if hasattr(signal, name):
+                signal.signal(getattr(signal, name), lambda number, frame: sys.exit(128 + number))
 
 
 def _dispatch(args: list[str]) -> int:
@@ -97,8 +112,11 @@ def _help() -> str:
     )
 
 
-def _utf8_streams() -> None:
-    """Our own streams are UTF-8 with `\\n`, whatever the console's code page is."""
+def _open_streams() -> None:
+    """Our own streams are UTF-8 with `\\n`, whatever the console's code page is; a closed one is no stream."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - as long as the process lives
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace", newline="\n")

@@ -2,23 +2,30 @@
 
 import sys
 from pathlib import Path
+from typing import Optional
 
 from ..runtime.bundle import is_bundle
-from ..runtime.errors import InputError
+from ..runtime.errors import BundleError, InputError
 from ..runtime.session import Session, load
 from .bundled import DEMO, bundled_model
 from .progress import progress_bar, spinner
 
 
-def open_model(model: str | None, provider: str) -> Session:
+def open_model(model: Optional[str], provider: str) -> Session:
     """A session for MODEL (None: the bundled demo model). Warnings go to stderr."""
     bundle = find_bundle(model)
-    with spinner(f"loading {model or DEMO}"):
-        return load(bundle, provider=provider)
+    if bundle is not None:
+        return _load(bundle, model, provider)
+    source = Path(str(model))
+    try:
+        return _load(_exported(source), model, provider)
+    except BundleError:
+        # What the cache holds has gone bad. It is ours, so it is ours to mend.
+        return _load(_exported(source, repair=True), model, provider)
 
 
-def find_bundle(model: str | None) -> Path:
-    """The bundle folder of MODEL, exported into the user's cache if it is a checkpoint. Raises InputError."""
+def find_bundle(model: Optional[str]) -> Optional[Path]:
+    """The bundle folder that MODEL names; None if MODEL is a file to export. Raises InputError."""
     if model is None:
         return bundled_model(DEMO)
     path = Path(model)
@@ -26,16 +33,26 @@ def find_bundle(model: str | None) -> Path:
         if is_bundle(path):
             return path
         raise InputError(path, "a folder without bundle.json", "a bundle, or a .tinygpt file to export")
-    if not path.exists():
-        if model == DEMO:
-            return bundled_model(DEMO)
-        raise InputError(path, "no such file", f"a .tinygpt file, a bundle folder, or {DEMO}")
+    if path.exists():
+        return None
+    if model == DEMO:
+        return bundled_model(DEMO)
+    raise InputError(path, "no such file", f"a .tinygpt file, a bundle folder, or {DEMO}")
+
+
+def _load(bundle: Path, model: Optional[str], provider: str) -> Session:
+    with spinner(f"loading {model or DEMO}"):
+        return load(bundle, provider=provider)
+
+
+def _exported(source: Path, *, repair: bool = False) -> Path:
+    """The bundle of a checkpoint in the user's cache, exported now if need be."""
     from ..export.cache import cached_export
 
     with progress_bar() as progress:
-        done = cached_export(path, progress=progress)
+        done = cached_export(source, progress=progress, repair=repair)
     for warning in done.warnings:
-        print(f"posttrainllm: warning: {path}: {warning}", file=sys.stderr)
+        print(f"posttrainllm: warning: {source}: {warning}", file=sys.stderr)
     if done.fresh:
-        print(f"agent: exported {path} into {done.bundle}", file=sys.stderr)
+        print(f"agent: exported {source} into {done.bundle}", file=sys.stderr)
     return done.bundle

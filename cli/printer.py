@@ -23,6 +23,7 @@ class Printer:
         self._prompt = prompt
         self._stream = AnswerStream()
         self._streamed = False
+        self._cut = ""
         self.exit_code = 0
 
     def show(self, event: events.Event) -> None:
@@ -50,13 +51,14 @@ class Printer:
                 self._show_delta(event.text)
             case events.Assistant():
                 self._stream = AnswerStream()
+                self._cut = ", cut off (--max-tokens raises the limit)" if event.stop == "length" else ""
             case events.ToolCallEvent():
                 self._show_call(event)
             case events.AnswerEvent():
                 if not self._end_streamed_line():
                     print(self._prompt + printable(event.text, sys.stdout))
                 if event.fallback:
-                    _tell("agent: no JSON reply; the text stands as it came")
+                    _tell(f"agent: no JSON reply{self._cut}; the text stands as it came")
             case events.Stop():
                 self._end_streamed_line()
                 _tell(f"agent: stopped ({event.reason}): {event.detail}")

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+LinearLayout = Literal["in_out", "out_in"]  # how a source stores a linear weight
+
 
 @dataclass(frozen=True)
 class ModelConfig:

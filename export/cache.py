@@ -12,11 +12,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..runtime.bundle import FORMAT_VERSION, Bundle, sha256_file
+from ..runtime.bundle import FORMAT_VERSION, Bundle, is_bundle, sha256_file
 from ..runtime.errors import BundleError, CheckpointError, UsageError
 from .checkpoint import open_checkpoint
 from .exporter import FLAVOUR, PRECISION, Progress, export
@@ -45,8 +46,12 @@ def cache_folder() -> Path:
     return user_cache_path("posttrainllm", appauthor=False)
 
 
-def cached_export(source: Path, *, progress: Progress | None = None) -> CachedExport:
-    """The bundle of checkpoint `source`, exported now unless it was before. Raises as `export` does."""
+def cached_export(source: Path, *, progress: Progress | None = None, repair: bool = False) -> CachedExport:
+    """The bundle of checkpoint `source`, exported now unless it was before. Raises as `export` does.
+
+    With `repair` the bundle's files are hashed, and a damaged one is exported again: for a caller whom it
+    failed. A start does not hash, since that would read all weights.
+    """
     folder = cache_folder()
     with open_checkpoint(source) as checkpoint:
         words = resolve_tokenizer(checkpoint, None)
@@ -66,13 +71,13 @@ def cached_export(source: Path, *, progress: Progress | None = None) -> CachedEx
         ]
         key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:40]
         out = folder / "bundles" / key
-        if _is_good(out):
+        if not repair and _is_good(out):
             return CachedExport(out, warnings, fresh=False)
-        return CachedExport(out, warnings, fresh=_export_once(source, out, progress))
-    except (PermissionError, NotADirectoryError, FileExistsError) as error:
+        return CachedExport(out, warnings, fresh=_export_once(source, out, progress, verify=repair))
+    except OSError as error:
         raise UsageError(
             folder,
-            f"the cache folder cannot be used ({error.strerror})",
+            f"the cache folder cannot be used ({error.strerror or error})",
             "a writable folder in POSTTRAINLLM_CACHE_DIR",
         ) from None
 
@@ -100,21 +105,24 @@ def content_hash(source: Path, memory: Path) -> str:
     return digest
 
 
-def _is_good(out: Path) -> bool:
+def _is_good(out: Path, *, verify: bool = False) -> bool:
     try:
-        Bundle.open(out)
+        Bundle.open(out, verify=verify)
     except BundleError:
         return False
     return True
 
 
-def _export_once(source: Path, out: Path, progress: Progress | None) -> bool:
+def _export_once(source: Path, out: Path, progress: Progress | None, *, verify: bool) -> bool:
     """Export unless another process does so first; whether it was us."""
     from filelock import FileLock
 
     with FileLock(out.with_suffix(".lock")):
-        if _is_good(out):
+        if _is_good(out, verify=verify):
             return False
-        # What stands there is damaged: it was ours, so it may go.
+        for leftover in out.parent.glob(f".{out.name}.*"):  # of an export that was killed; we hold the lock
+            shutil.rmtree(leftover, ignore_errors=True)
+        if out.exists() and not is_bundle(out):
+            shutil.rmtree(out)  # what stands there is damaged, and it was ours
         export(source, out, force=True, progress=progress)
         return True

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..runtime.errors import CheckpointError
-from .architectures import ModelConfig
+from .architectures import LinearLayout, ModelConfig
 from .tinygpt import TinyGPTCheckpoint
 
 
@@ -27,6 +27,7 @@ class Checkpoint(Protocol):
     path: Path
     format: str
     config: ModelConfig
+    linear_layout: LinearLayout
     tokenizer_source: str | None
     warnings: tuple[str, ...]
 
@@ -48,6 +49,12 @@ class Checkpoint(Protocol):
 
     def tensor(self, name: str) -> NDArray[np.float32]:
         """A fresh array in the logical shape. Raises CheckpointError for NaN, infinity, a changed file."""
+
+    def stored(self, name: str) -> NDArray[np.float32]:
+        """The values of `name` [count] in the order in which the source holds them; raises as `tensor`.
+
+        For linear weights `linear_layout` says what that order is: input by output, or output by input.
+        """
 
     def sha256(self) -> str:
         """Hexadecimal SHA-256 of the source."""

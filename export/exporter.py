@@ -68,7 +68,7 @@ def export(
                 manifest = _fill(staging, checkpoint, words, progress or _silent)
                 sizes = {file.name: file.stat().st_size for file in sorted(staging.iterdir())}
         except OSError as error:
-            raise UsageError(out, f"cannot be written ({error.strerror or error})") from error
+            raise UsageError(out, f"cannot be written ({error.strerror or 'the disk is full'})") from error
         return ExportReport(out, manifest, checkpoint.warnings + words.warnings, sizes)
 
 
@@ -81,7 +81,9 @@ def _require_onnx() -> None:
         import onnx_ir  # noqa: F401
     except ImportError:
         raise MissingExtraError(
-            "export", "the package onnx-ir is not installed", remedy="pip install 'posttrainllm-onnx[export]'"
+            "export",
+            "the package onnx-ir is not installed",
+            remedy="pip install 'posttrainllm-onnx[export]' (in a checkout: pip install '.[export]')",
         ) from None
 
 

@@ -1,7 +1,8 @@
 """The decoder in NumPy, without a cache: slow, obvious, the truth that exported graphs are held to.
 
-Reads the source weights itself and shares nothing with the graph builder. One layer's weights are in
-memory at a time.
+Shares nothing with the graph builder, and orients linear weights by itself, from the order in which they
+are stored: so a reader that gets the orientation wrong is found out too, square matrices included. One
+layer's weights are in memory at a time.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ def logits(
     """
 
     def tensor(name: str) -> Array:
-        return checkpoint.tensor(name).astype(dtype, copy=False)
+        linear = name.endswith("_proj.weight")
+        values = _input_by_output(checkpoint, name) if linear else checkpoint.tensor(name)
+        return values.astype(dtype, copy=False)
 
     config = checkpoint.config
     x = tensor("model.embed_tokens.weight")[ids] + tensor("model.embed_positions.weight")[positions]
@@ -48,8 +51,17 @@ def logits(
     return result
 
 
+def _input_by_output(checkpoint: Checkpoint, name: str) -> NDArray[np.float32]:
+    """A linear weight as [in, out], straight from the stored order."""
+    outputs, inputs = checkpoint.shapes[name]
+    stored = checkpoint.stored(name)
+    if checkpoint.linear_layout == "in_out":
+        return stored.reshape(inputs, outputs)
+    return stored.reshape(outputs, inputs).T
+
+
 def _linear(x: Array, weights: dict[str, Array], name: str) -> Array:
-    return x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
+    return x @ weights[f"{name}.weight"] + weights[f"{name}.bias"]
 
 
 def _norm(x: Array, weights: dict[str, Array], name: str, config: ModelConfig) -> Array:

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..runtime.errors import CheckpointError
-from .architectures import TINYGPT, ModelConfig, tensor_shapes
+from .architectures import TINYGPT, LinearLayout, ModelConfig, tensor_shapes
 from .tinygpt_body import Place, body_layout
 from .tinygpt_header import Entry, Header, check_elements, read_header, short
 
@@ -58,6 +58,7 @@ class TinyGPTCheckpoint:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.linear_layout: LinearLayout = "in_out"
         self._file: BufferedReader = path.open("rb")
         try:
             self._stat = os.fstat(self._file.fileno())
@@ -103,6 +104,14 @@ class TinyGPTCheckpoint:
     def tensor(self, name: str) -> NDArray[np.float32]:
         """The tensor `name` in its logical shape, [out, in] for linear weights. A fresh array."""
         place = self._places[name]
+        values = self.stored(name)
+        if place.transposed:
+            return values.reshape(place.shape[::-1]).T
+        return values.reshape(place.shape)
+
+    def stored(self, name: str) -> NDArray[np.float32]:
+        """The values of `name` one after the other as they lie in the file. A fresh array, [count]."""
+        place = self._places[name]
         stored = np.empty(place.count, self._dtype)
         try:
             self._file.seek(place.start)
@@ -120,9 +129,7 @@ class TinyGPTCheckpoint:
                 "finite weights",
                 "train again",
             )
-        if place.transposed:
-            return values.reshape(place.shape[::-1]).T
-        return values.reshape(place.shape)
+        return values
 
     def sha256(self) -> str:
         """Hexadecimal SHA-256 of the file."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,14 +57,23 @@ def resolve_tokenizer(checkpoint: Checkpoint, given: Path | None) -> ResolvedTok
             return ResolvedTokenizer(info, list(END_OF_TURN.encode()), {}, ())
         return _missing("", f"names no tokenizer, and its {vocab_size} ids are not the 256 bytes")
     for file in _candidates(declared, checkpoint.path):
-        if file.is_file():
+        if _is_there(file):
             return _load(file, vocab_size, declared)
-    return _missing(declared, f"names the tokenizer {declared!r}, which is not on this machine")
+    shown = declared if len(declared) <= 200 else declared[:200] + "…"
+    return _missing(declared, f"names the tokenizer {shown!r}, which is not on this machine")
 
 
 def _missing(source: str, reason: str) -> ResolvedTokenizer:
     warning = f"the checkpoint {reason}; the bundle has no tokenizer; export again with --tokenizer DIR"
     return ResolvedTokenizer(TokenizerInfo("missing", "", source), [], {}, (warning,))
+
+
+def _is_there(file: Path) -> bool:
+    """Whether `file` can be used; a folder of somebody else, or a name that no system allows, is not there."""
+    try:
+        return file.is_file() and os.access(file, os.R_OK)
+    except (OSError, ValueError):
+        return False
 
 
 def _candidates(declared: str, checkpoint: Path) -> list[Path]:

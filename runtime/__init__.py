@@ -10,6 +10,7 @@
 Names are imported at first use: `import posttrainllm.runtime` alone loads neither numpy nor onnxruntime.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from .sampler import Sampler as Sampler
     from .session import Session as Session
     from .session import load as load
+
+# ONNX Runtime's wheels keep a device id and queue usage events on the user's disk unless told not to before
+# they are loaded. Nothing that runs here reports anywhere.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 _HOMES = {
     "Bundle": "bundle",

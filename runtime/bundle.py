@@ -35,6 +35,9 @@ WEIGHTS = "model.onnx.data"
 TOKENIZER = "tokenizer.json"
 FORMAT = "posttrainllm-bundle"
 FORMAT_VERSION = 1
+FLAVOURS = ("fused",)
+DIALECTS = ("posttrainllm",)
+TOKENIZER_KINDS = ("bytes", "tokenizers", "missing")
 
 
 @dataclass(frozen=True)
@@ -173,18 +176,34 @@ def read_manifest(path: Path) -> Manifest:
             f"version {FORMAT_VERSION}",
             "update posttrainllm or export again",
         )
-    return _from_json(Manifest, data, f"{file}#")
+    manifest = _from_json(Manifest, data, f"{file}#")
+    _refuse_unknown(manifest, file)
+    return manifest
+
+
+def _refuse_unknown(manifest: Manifest, file: Path) -> None:
+    """What another version may write and this one would run wrongly. Raises BundleError."""
+    for name, found, known in (
+        ("flavour", manifest.flavour, FLAVOURS),
+        ("dialect", manifest.dialect, DIALECTS),
+        ("tokenizer/kind", manifest.tokenizer.kind, TOKENIZER_KINDS),
+    ):
+        if found not in known:
+            raise BundleError(f"{file}#/{name}", repr(found), " or ".join(known), "update posttrainllm")
+    sizes = (manifest.context_length, manifest.vocab_size, *asdict(manifest.kv).values())
+    if any(isinstance(size, int) and size < 1 for size in sizes):
+        raise BundleError(file, "a size below 1", remedy="export the model again")
 
 
 @contextlib.contextmanager
 def staged_bundle(out: Path, *, force: bool = False) -> Iterator[Path]:
     """A temporary folder that becomes `out` when the block ends well, and vanishes when it does not.
-
     The block fills the folder and calls `seal`. Files are fsynced before the rename. An existing
     `out` is refused, unless it is a bundle and `force` is set; it then stays in place until the new
-    one is complete. Raises UsageError.
+    one is complete. Links are followed: what `out` points to is replaced. Raises UsageError.
     """
     refuse_existing(out, force=force)
+    out = Path(os.path.realpath(out))  # renaming a folder must not change what a relative path means
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         staging = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".tmp", dir=out.parent))
@@ -248,7 +267,11 @@ def _swap(staging: Path, out: Path) -> None:
     aside: Path | None = None
     if os.path.lexists(out):
         aside = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".old", dir=out.parent))
-        os.rename(out, aside / out.name)
+        try:
+            os.rename(out, aside / out.name)
+        except OSError:
+            aside.rmdir()
+            raise
     try:
         os.rename(staging, out)
     except OSError:

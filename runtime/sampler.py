@@ -54,7 +54,8 @@ class Sampler:
         scaled = logits.astype(np.float64)
         scaled -= scaled.max()
         # The difference comes first: dividing raw logits by a tiny temperature overflows.
-        scaled /= self.temperature
+        with np.errstate(over="ignore"):  # a tiny temperature sends all but the best to -inf, as it should
+            scaled /= self.temperature
         if self.top_k and self.top_k < scaled.size:
             kept = np.partition(scaled, -self.top_k)[-self.top_k]
             scaled[scaled < kept] = -np.inf

@@ -122,7 +122,11 @@ class Session:
             if name in self._inputs:
                 binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
         binding.bind_ortvalue_output("logits", logits)
-        self._ort.run_with_iobinding(binding)
+        try:
+            self._ort.run_with_iobinding(binding)
+        except Exception as error:  # noqa: BLE001 - ONNX Runtime's exceptions share no other base
+            found = f"ONNX Runtime failed at ids {past} to {total - 1} ({error})"
+            raise BundleError(self.bundle.graph_path, found, remedy="export the model again") from None
         rows: NDArray[np.float32] = logits.numpy()[0]
         return rows
 

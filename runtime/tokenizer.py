@@ -92,13 +92,16 @@ def open_tokenizer(bundle: Bundle) -> Tokenizer:
     if info.kind == "bytes":
         return ByteTokenizer()
     if info.kind == "tokenizers":
-        return HuggingFaceTokenizer(
-            bundle.tokenizer_path.read_text(encoding="utf-8"), str(bundle.tokenizer_path)
-        )
+        path = bundle.tokenizer_path
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise TokenizerError(path, f"cannot be read ({error})", remedy="export the model again") from None
+        return HuggingFaceTokenizer(text, str(path))
     raise TokenizerError(
         bundle.path,
         f"the model's tokenizer ({info.source or 'unnamed'}) was not found when it was exported",
-        remedy="export again with --tokenizer DIR",
+        remedy="export the checkpoint again: posttrainllm export-onnx FILE --out DIR --tokenizer DIR",
     )
 
 

@@ -221,7 +221,7 @@ def test_the_repl_reads_lines_until_quit(run: Run, bundle: Path, short_tools: Pa
         "--json-out",
         stdin="one\n\ntwo\n:quit\nthree\n",
     )
-    assert done.returncode == 0
+    assert done.returncode == 4, "the last turn's"
     assert [event["text"] for event in events(done.stdout) if event["type"] == "user"] == ["one", "two"]
     assert {event["turn"] for event in events(done.stdout)} == {0, 1}
 
@@ -321,3 +321,86 @@ def test_ctrl_c_stops_the_turn_and_leaves_no_tool_running(bundle: Path, tmp_path
         assert ends(int(marker.read_text()))
         return
     pytest.fail("no seed made a call")
+
+
+def test_a_damaged_cache_is_mended(run: Run, checkpoint: Path, cache_dir: Path) -> None:
+    flags = ["--tools", ECHO, "--single", "x", "--max-tokens", 2]
+    run("agent", checkpoint, *flags)
+    (graph,) = cache_dir.rglob("model.onnx")
+    graph.write_bytes(b"\xff" * graph.stat().st_size)
+    mended = run("agent", checkpoint, *flags)
+    assert mended.returncode == 4, mended.stderr
+    assert "agent: exported" in mended.stderr
+
+
+def test_nobody_there_to_confirm_counts_as_no(run: Run, bundle: Path, short_tools: Path) -> None:
+    """The turn still ends with an answer or a stop."""
+    for seed in range(10):
+        flags = [
+            "--confirm-tools",
+            "--json-out",
+            "--temperature",
+            1,
+            "--seed",
+            seed,
+            "--max-tokens",
+            20,
+            "--max-steps",
+            1,
+        ]
+        done = run("agent", bundle, "--tools", short_tools, "--single", "x", *flags, stdin="")
+        assert events(done.stdout)[-1]["type"] in ("answer", "stop")
+        if any(event["type"] == "tool_call" for event in events(done.stdout)):
+            assert "counts as no" in done.stderr
+            return
+    pytest.fail("no seed made a call")
+
+
+def test_a_script_gets_the_code_of_the_last_turn(run: Run, bundle: Path, short_tools: Path) -> None:
+    done = run("agent", bundle, "--tools", short_tools, "--max-tokens", 1, stdin="one\n")
+    assert done.returncode == 4
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
+@pytest.mark.parametrize("where", ["transcript", "stdout"])
+def test_a_full_disk_is_one_line(bundle: Path, where: str) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "posttrainllm",
+        "agent",
+        str(bundle),
+        "--tools",
+        str(ECHO),
+        "--single",
+        "x",
+    ]
+    command += [
+        "--max-tokens",
+        "2",
+        "--json-out",
+        *(["--transcript", "/dev/full"] if where == "transcript" else []),
+    ]
+    with open("/dev/full", "w") as full:
+        stdout = full if where == "stdout" else subprocess.DEVNULL
+        done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 3
+    assert "No space left on device" in done.stderr.splitlines()[-1]
+    assert "unexpected" not in done.stderr
+    assert (where == "transcript") == ("--transcript /dev/full" in done.stderr)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="closing streams is spelled for a POSIX shell")
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-"])
+def test_closed_streams_are_no_error(bundle: Path, closed: str) -> None:
+    command = f"'{sys.executable}' -m posttrainllm agent '{bundle}' --tools '{ECHO}' --single x --max-tokens 2 {closed}"
+    done = subprocess.run(["/bin/bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == 4
+    assert "Traceback" not in done.stderr
+    assert "unexpected" not in done.stderr
+
+
+def test_a_name_that_no_system_allows_is_one_line(run: Run, error_line: Callable[[str], str]) -> None:
+    done = run("agent", "x" * 300, "--tools", ECHO, "--single", "x")
+    assert done.returncode == 3
+    assert "unexpected" not in error_line(done.stderr)

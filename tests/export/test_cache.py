@@ -87,3 +87,17 @@ def test_what_cannot_be_read_or_written_is_one_error(
     monkeypatch.setenv("POSTTRAINLLM_CACHE_DIR", str(model))
     with pytest.raises(UsageError, match="POSTTRAINLLM_CACHE_DIR"):
         cached_export(model)
+
+
+def test_a_damaged_export_is_mended_and_leftovers_go(model: Path) -> None:
+    """A file of the right size with the wrong bytes shows only when it is hashed, or when it fails."""
+    bundle = cached_export(model).bundle
+    graph = bundle / "model.onnx"
+    graph.write_bytes(b"\xff" * graph.stat().st_size)
+    leftover = bundle.parent / f".{bundle.name}.killed.tmp"
+    leftover.mkdir()
+    assert not cached_export(model).fresh, "a start does not hash"
+    assert cached_export(model, repair=True).fresh
+    Bundle.open(bundle, verify=True)
+    assert not leftover.exists()
+    assert not cached_export(model, repair=True).fresh

@@ -10,11 +10,14 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from numpy.typing import NDArray
 
 from posttrainllm.export import parity
 from posttrainllm.export.checkpoint import open_checkpoint
 from posttrainllm.export.decoder import build_decoder, padded_head_dim
+from posttrainllm.export.exporter import export
 from posttrainllm.export.parity import ParityReport, measure, parity_cases
+from posttrainllm.export.tinygpt import TinyGPTCheckpoint
 from posttrainllm.runtime.bundle import KVLayout
 from posttrainllm.runtime.errors import CheckFailedError
 
@@ -173,3 +176,20 @@ def test_the_record_is_plain_json_data() -> None:
     assert record["worst"] == 2e-7
     assert record["cases"] == {"one chunk": 2e-7}
     assert "numpy" in str(record["reference"])
+
+
+def test_a_reader_that_forgets_the_orientation_is_found_out(
+    make_file: MakeFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P50: square matrices fit both ways. The reference orients them by itself, from the stored order."""
+    source = make_file(width=16, middle=16, heads=2).save(tmp_path)
+    right = TinyGPTCheckpoint.tensor
+
+    def forgetful(self: TinyGPTCheckpoint, name: str) -> NDArray[np.float32]:
+        values = right(self, name)
+        return values.T if name.endswith("_proj.weight") and values.shape[0] == values.shape[1] else values
+
+    monkeypatch.setattr(TinyGPTCheckpoint, "tensor", forgetful)
+    with pytest.raises(CheckFailedError, match="differs from the source"):
+        export(source, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

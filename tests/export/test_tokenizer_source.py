@@ -175,3 +175,24 @@ def test_a_damaged_tokenizer_config_is_replaced(make_file: MakeFile, tmp_path: P
     good = {"chat_template": "é", "eos_token": "</s>"}
     (words / "tokenizer_config.json").write_text(json.dumps(good), encoding="utf-8")
     assert json.loads(resolved(make_file, tmp_path, given=words).files["tokenizer_config.json"]) == good
+
+
+def test_a_folder_that_nobody_may_read_is_not_there(
+    make_file: MakeFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user's home, or a name too long for the system: the weights are converted all the same."""
+
+    is_file = Path.is_file
+
+    def denied(self: Path) -> bool:
+        if "tok" in self.parts:
+            raise PermissionError(13, "Permission denied", str(self))
+        return is_file(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "is_file", denied)
+        found = resolved(make_file, tmp_path, source="/root/tok")
+    assert found.info.kind == "missing"
+    found = resolved(make_file, tmp_path, source="x" * 5000)
+    assert found.info.kind == "missing"
+    assert len(found.warnings[0]) < 500

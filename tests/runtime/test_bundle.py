@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -257,3 +259,44 @@ def test_a_place_that_cannot_be_written_is_a_usage_error(tmp_path: Path) -> None
     (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(UsageError, match="cannot be written"):
         write(tmp_path / "file" / "model")
+
+
+@pytest.mark.parametrize("where", ["../a", ".", "link"])
+def test_a_bundle_is_replaced_whatever_its_name_is_relative_to(
+    tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Renaming a folder changes what `..` and the working directory mean."""
+    bundle = tmp_path / "a"
+    shutil.copytree(tiny_bundle, bundle)
+    (bundle / "old").write_text("old")
+    monkeypatch.chdir(bundle if where != "link" else tmp_path)
+    if where == "link":
+        (tmp_path / "link").symlink_to("a")
+    with staged_bundle(Path(where), force=True) as staging:
+        shutil.copytree(tiny_bundle, staging, dirs_exist_ok=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted({"a", *({"link"} & {where})})
+    assert not (bundle / "old").exists()
+    assert (bundle / "bundle.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("flavour", "standard"),
+        ("dialect", "chatml"),
+        ("kind", "words"),
+        ("context_length", 0),
+        ("layers", -1),
+    ],
+)
+def test_what_this_version_does_not_know_is_refused(
+    tiny_bundle: Path, tmp_path: Path, field: str, value: object
+) -> None:
+    bundle = tmp_path / "a"
+    shutil.copytree(tiny_bundle, bundle)
+    text = (bundle / "bundle.json").read_text(encoding="utf-8")
+    changed = re.sub(f'"{field}": ("[^"]*"|[0-9]+)', f'"{field}": {json.dumps(value)}', text)
+    assert changed != text
+    (bundle / "bundle.json").write_text(changed, encoding="utf-8")
+    with pytest.raises(BundleError):
+        Bundle.open(bundle)

@@ -104,3 +104,8 @@ def test_an_unseeded_sampler_says_its_seed() -> None:
 def test_values_outside_their_range_name_the_flag(flag: str, settings_: dict[str, float]) -> None:
     with pytest.raises(UsageError, match=flag):
         Sampler(**settings_)  # type: ignore[arg-type]
+
+
+def test_any_temperature_is_silent() -> None:
+    """Warnings are errors in these tests."""
+    assert Sampler(1e-310, seed=0).sample(np.array([3, 1, 2], np.float32)) == 0

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -256,3 +259,22 @@ def test_logits_are_the_callers(session: Session) -> None:
     for token in IDS[3:40]:
         session.forward([token], cache)
     np.testing.assert_array_equal(first, kept)
+
+
+def test_a_graph_that_fails_while_it_runs_is_one_error(make_bundle: Callable[..., Path]) -> None:
+    """P60: the manifest claims a longer context than the position table has."""
+    bundle = make_bundle(d_model=16, heads=2, layers=1, ctx=8)
+    text = (bundle / "bundle.json").read_text()
+    (bundle / "bundle.json").write_text(text.replace('"context_length": 8', '"context_length": 16'))
+    session = load(bundle)
+    with pytest.raises(BundleError, match="failed at ids 0 to 15"):
+        session.forward(IDS[:16], session.new_cache())
+
+
+def test_nothing_is_written_or_reported_outside(tiny_bundle: Path, tmp_path: Path) -> None:
+    """ONNX Runtime's own telemetry keeps a device id and a queue of events under the home folder."""
+    environment = {**os.environ, "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "c")}
+    environment.pop("ORT_DISABLE_TELEMETRY", None)
+    code = "import sys; from posttrainllm.runtime import load; s = load(sys.argv[1]); s.forward([1], s.new_cache())"
+    subprocess.run([sys.executable, "-c", code, str(tiny_bundle)], env=environment, check=True)
+    assert list(tmp_path.rglob("*")) == []
