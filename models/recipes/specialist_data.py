@@ -76,7 +76,7 @@ def offer(rng: Random, most: int = 9) -> Offer:
     chosen = known if count == len(known) else rng.sample(known, count)
     if chance(rng, 0.6):
         chosen = rng.sample(chosen, len(chosen))
-    renaming, rewording = chance(rng, 0.12), chance(rng, 0.25)
+    renaming, rewording = chance(rng, 0.08), chance(rng, 0.25)
     demo: dict[str, Offered] = {}
     for tool in chosen:
         other = alias(rng, tool) if renaming and chance(rng, 0.6) else Offered(tool, tuple(tool.exec_args))
@@ -87,7 +87,7 @@ def offer(rng: Random, most: int = 9) -> Offer:
             other = replace(other, tool=replace(other.tool, description=text))
         demo[tool.name] = other
     taken = {entry.tool.name for entry in demo.values()}
-    extra = rng.sample(phrases.OTHER_TOOLS, rng.randint(1, 4)) if chance(rng, 0.25) else []
+    extra = rng.sample(phrases.OTHER_TOOLS, rng.randint(1, 4)) if chance(rng, 0.2) else []
     extra = [entry for entry in extra if entry[0] not in taken]
     tools = [entry.tool for entry in demo.values()] + [other_tool(rng, entry) for entry in extra]
     if extra:
@@ -424,8 +424,8 @@ class Scene:
         """The next exchange."""
         rng = self.rng
         kinds: tuple[tuple[Callable[[], Exchange | None], float], ...] = (
-            (self._single, 56), (self._absent, 7), (self._nothing_fits, 5), (self._talk, 4.5), (self._pair, 7), (self._both, 4), (self._together, 2),
-            (self._list_then_read, 2), (self._list_then_first, 3), (self._search_then, 4.5), (self._time_and, 1), (self._other, 8 if self.offer.others else 0),
+            (self._single, 56), (self._absent, 8), (self._nothing_fits, 8), (self._talk, 4.5), (self._pair, 7), (self._both, 5), (self._together, 2),
+            (self._list_then_read, 2), (self._list_then_first, 3), (self._search_then, 4.5), (self._time_and, 1), (self._other, 5 if self.offer.others else 0),
             (self._follow_up, 8 if self._last else 0), (self._again, 4 if self._last else 0),
         )  # fmt: skip
         while True:
@@ -460,8 +460,7 @@ class Scene:
 
     def _single(self) -> Exchange:
         weights = [
-            0.5 if tool in ("current_time", "count_words") else 1.8 if tool == "search_text" else 1
-            for tool in self.offer.demo
+            0.5 if tool == "current_time" else 1.8 if tool == "search_text" else 1 for tool in self.offer.demo
         ]
         if not weights:
             return self._nothing_fits()

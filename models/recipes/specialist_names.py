@@ -116,7 +116,7 @@ def foreign(rng: Random) -> str:
 def word(rng: Random) -> str:
     """One word of a name."""
     kind = rng.random()
-    if kind < 0.42:
+    if kind < 0.5:
         return rng.choice(WORDS)
     return invented(rng) if kind < 0.94 else foreign(rng)
 
