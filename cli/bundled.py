@@ -1,10 +1,12 @@
-"""What comes with the package: the demo model and its tools."""
+"""What comes with the package: two small models, each with tools of its own."""
 
 from importlib.resources import files
 from pathlib import Path
 
+# Name of a bundled model -> the tool file that it was trained for.
+BUNDLED = {"demo": "demo", "echo": "echo"}
 DEMO = "demo"
-DEMO_TOOLS = "echo"
+NAMES = " or ".join(BUNDLED)
 
 
 def bundled_model(name: str) -> Path:
@@ -13,5 +15,5 @@ def bundled_model(name: str) -> Path:
 
 
 def bundled_tools(name: str) -> Path:
-    """The tool file `name` that comes with the package."""
-    return Path(str(files("posttrainllm.tools_schemas"))) / f"{name}.json"
+    """The tool file of a model that comes with the package."""
+    return Path(str(files("posttrainllm.tools_schemas"))) / f"{BUNDLED[name]}.json"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..runtime.errors import TokenizerError
-from .bundled import DEMO, bundled_model
+from .bundled import BUNDLED, NAMES, bundled_model
 from .options import option, parse, positional
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class InspectOptions:
     """Flags of `inspect`."""
 
-    model: str = positional("model", f"a .tinygpt checkpoint, the folder of a bundle, or {DEMO}")
+    model: str = positional("model", f"a .tinygpt checkpoint, the folder of a bundle, or {NAMES}")
     json: bool = option(False, "print one JSON object")
 
 
@@ -33,8 +33,8 @@ def run(argv: list[str]) -> int:
         example="  posttrainllm inspect model.tinygpt --json",
     )
     path = Path(options.model)
-    if options.model == DEMO and not path.exists():
-        path = bundled_model(DEMO)
+    if options.model in BUNDLED and not path.exists():
+        path = bundled_model(options.model)
     facts = _bundle(path) if path.is_dir() else _checkpoint(path)
     print(json.dumps(facts, indent=2) if options.json else "\n".join(_lines(facts)))
     return 0

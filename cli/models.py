@@ -7,7 +7,7 @@ from typing import Optional
 from ..runtime.bundle import is_bundle
 from ..runtime.errors import BundleError, InputError
 from ..runtime.session import Session, load
-from .bundled import DEMO, bundled_model
+from .bundled import BUNDLED, DEMO, NAMES, bundled_model
 from .progress import progress_bar, spinner
 
 
@@ -35,9 +35,9 @@ def find_bundle(model: Optional[str]) -> Optional[Path]:
         raise InputError(path, "a folder without bundle.json", "a bundle, or a .tinygpt file to export")
     if path.exists():
         return None
-    if model == DEMO:
-        return bundled_model(DEMO)
-    raise InputError(path, "no such file", f"a .tinygpt file, a bundle folder, or {DEMO}")
+    if model in BUNDLED:
+        return bundled_model(model)
+    raise InputError(path, "no such file", f"a .tinygpt file, a bundle folder, or {NAMES}")
 
 
 def _load(bundle: Path, model: Optional[str], provider: str) -> Session:

@@ -3,6 +3,7 @@
 import sys
 from dataclasses import dataclass, field
 
+from .bundled import NAMES
 from .flags import SamplingOptions, at_least
 from .options import option, parse, positional
 from .terminal import printable
@@ -12,7 +13,7 @@ from .terminal import printable
 class SampleOptions(SamplingOptions):
     """Flags of `sample`."""
 
-    model: str = positional("model", "a bundle folder, a .tinygpt file, or demo")
+    model: str = positional("model", f"a bundle folder, a .tinygpt file, or {NAMES}")
     prompt: str = field(metadata={"help": "the text to go on from", "metavar": "TEXT"})
     tokens: int = option(128, "ids to sample at most", metavar="N")
 

@@ -15,7 +15,7 @@ RECIPES = Path(__file__).parents[2] / "models" / "recipes"
 
 @pytest.fixture
 def load_recipe(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
-    """load_recipe("conversations") -> the module models/recipes/conversations.py."""
+    """load_recipe("echo_conversations") -> the module models/recipes/echo_conversations.py."""
 
     def load(name: str) -> ModuleType:
         spec = importlib.util.spec_from_file_location(name, RECIPES / f"{name}.py")

@@ -1,4 +1,4 @@
-"""The bundled model: the bundle is the checkpoint's, and the first thing a newcomer tries works."""
+"""The bundled echo model: the bundle is the checkpoint's, and the first thing a newcomer tries works."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from posttrainllm.runtime.bundle import Bundle, sha256_file
 from posttrainllm.runtime.tokenizer import ByteTokenizer, decode
 
 ROOT = Path(__file__).parents[2]
-CHECKPOINT = ROOT / "models" / "demo" / "demo.tinygpt"
-BUNDLE = ROOT / "models" / "demo" / "bundle"
+CHECKPOINT = ROOT / "models" / "echo" / "echo.tinygpt"
+BUNDLE = ROOT / "models" / "echo" / "bundle"
 ECHO = ROOT / "tools_schemas" / "echo.json"
 
 
@@ -66,10 +66,10 @@ def test_the_shipped_bundle_is_the_exported_checkpoint(tmp_path: Path) -> None:
 
 
 def test_the_package_carries_the_bundle_and_not_the_checkpoint() -> None:
-    installed = Path(str(files("posttrainllm.models"))) / "demo"
+    installed = Path(str(files("posttrainllm.models"))) / "echo"
     Bundle.open(installed / "bundle", verify=True)
     if installed.resolve() != CHECKPOINT.parent:  # an ordinary install, not an editable one
-        assert not (installed / "demo.tinygpt").exists()
+        assert not (installed / "echo.tinygpt").exists()
 
 
 def test_sizes_and_context() -> None:
@@ -81,7 +81,7 @@ def test_sizes_and_context() -> None:
         assert checkpoint.tokenizer_source is None
 
 
-@pytest.mark.parametrize("model", [CHECKPOINT, "demo"])
+@pytest.mark.parametrize("model", [CHECKPOINT, "echo"])
 def test_the_smoke_test_of_the_first_document(tmp_path: Path, model: object) -> None:
     """Echo tool, one question, a transcript; the second start takes the export from the cache."""
     transcript = tmp_path / "agent.jsonl"
@@ -105,9 +105,9 @@ def test_the_smoke_test_of_the_first_document(tmp_path: Path, model: object) -> 
 
 
 @pytest.mark.parametrize("text", ["hello", "good morning", "the answer is 42"])
-def test_the_demo_echoes_what_it_is_asked_to(tmp_path: Path, text: str) -> None:
-    """No model and no tools named: both are the bundled ones. The argument is a valid one, whatever it is."""
-    done = agent("--single", f"Use the echo tool to say {text}", "--json-out", cache=tmp_path)
+def test_the_model_echoes_what_it_is_asked_to(tmp_path: Path, text: str) -> None:
+    """No tools named: they are the model's own. The argument is a valid one, whatever it is."""
+    done = agent("echo", "--single", f"Use the echo tool to say {text}", "--json-out", cache=tmp_path)
     found = events(done.stdout)
     assert done.returncode == 0, done.stderr
     assert [event["type"] for event in found] == ["user", "assistant", "tool_call", "assistant", "answer"]
@@ -116,7 +116,7 @@ def test_the_demo_echoes_what_it_is_asked_to(tmp_path: Path, text: str) -> None:
 
 def test_the_recipe_renders_what_the_agent_renders(load_recipe: Callable[[str], Any]) -> None:
     """The bytes that the model was trained on are the bytes that it gets to see."""
-    recipe = load_recipe("conversations")
+    recipe = load_recipe("echo_conversations")
     dialect = PosttrainDialect()
     tools = load_tools(ROOT / "tools_schemas" / "debugger.json")
     shown = [
@@ -136,7 +136,7 @@ def test_the_recipe_renders_what_the_agent_renders(load_recipe: Callable[[str], 
 
 
 def test_the_recipes_replies_are_admitted_by_the_grammar(load_recipe: Callable[[str], Any]) -> None:
-    recipe = load_recipe("conversations")
+    recipe = load_recipe("echo_conversations")
     grammar = Grammar(reply_schema(load_tools(ECHO)), ByteTokenizer(), vocab_size=256)
     for reply in (recipe.render_call("echo", {"text": 'é "x"'}), recipe.render_answer("done\n")):
         matcher = grammar.matcher()

@@ -1,7 +1,7 @@
-"""Train the bundled demo model: `python models/recipes/train.py --out models/demo/demo.tinygpt`.
+"""Train the bundled echo model: `python models/recipes/train_echo.py --out models/echo/echo.tinygpt`.
 
 A byte-level decoder of about a million parameters with a context of 2048, trained from scratch on the
-synthetic conversations of `conversations.py` (nothing is downloaded), written as an fp16 `.tinygpt`.
+synthetic conversations of `echo_conversations.py` (nothing is downloaded), written as an fp16 `.tinygpt`.
 Needs torch, and posttrainllm for the writer. One seed gives one stream of data; weights agree from run
 to run only as far as the machine's arithmetic does.
 
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-import conversations
+import echo_conversations as conversations
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -115,7 +115,7 @@ def initialise(model: Decoder) -> None:
 
 @dataclass(frozen=True)
 class Batch:
-    """ids [b, t + 1] int64, labels [b, t + 1] (see conversations.py), start [b] position of the first id."""
+    """ids [b, t + 1] int64, labels [b, t + 1] (see echo_conversations.py), start [b] position of the first id."""
 
     ids: Tensor
     labels: Tensor
