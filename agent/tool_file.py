@@ -90,7 +90,9 @@ def _tool(entry: Any, where: str, handlers: Container[str]) -> tuple[Tool, str]:
     argv = tool_settings.exec_argv(ours, at, schema.get("properties", {}))
     if template is None and argv is None and (handler is None or handler not in handlers):
         if handler is None:
-            raise ToolFileError(place, f"tool {name} has no _exec, _exec_argv or _handler", remedy="add _exec")
+            raise ToolFileError(
+                place, f"tool {name} has no _exec, _exec_argv or _handler", remedy="add _exec"
+            )
         remedy = f"add _exec, or register {handler!r} in the host program before loading"
         raise ToolFileError(
             f"{at['_handler']}/_handler", f"no handler {handler!r} is registered", remedy=remedy

@@ -41,7 +41,9 @@ def exec_argv(fields: Fields, at: Mapping[str, str], declared: Collection[str]) 
         if index == 0 and (name is not None or not item):
             raise ToolFileError(place, repr(item), "a program", "a model never chooses the program")
         if name is not None and name not in declared:
-            raise ToolFileError(place, f"no argument {name!r} is declared", "a name that stands in properties")
+            raise ToolFileError(
+                place, f"no argument {name!r} is declared", "a name that stands in properties"
+            )
         inner = _INSIDE.search(item)
         if name is None and inner is not None and inner[1] in declared:
             raise ToolFileError(place, repr(item), f'"{inner[0]}" alone', "a placeholder is a whole argument")
@@ -56,7 +58,7 @@ def timeout_s(fields: Fields, at: Mapping[str, str]) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ToolFileError(where, json_name(value), "seconds, a number")
     if not (0 < value <= MAX_TIMEOUT_S) or not math.isfinite(value):
-        raise ToolFileError(where, f"{value}", f"seconds above 0, at most {MAX_TIMEOUT_S}")
+        raise ToolFileError(where, "out of range", f"seconds above 0, at most {MAX_TIMEOUT_S}")
     return float(value)
 
 
@@ -68,7 +70,7 @@ def max_output(fields: Fields, at: Mapping[str, str]) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise ToolFileError(where, json_name(value), "bytes, a whole number")
     if not 1 <= value <= MAX_OUTPUT:
-        raise ToolFileError(where, f"{value}", f"bytes from 1 to {MAX_OUTPUT}")
+        raise ToolFileError(where, "out of range", f"bytes from 1 to {MAX_OUTPUT}")
     return value
 
 

@@ -77,6 +77,13 @@ class Tool:
         if self.exec_argv is not None and (not self.exec_argv or placeholder(self.exec_argv[0])):
             raise ToolFileError(f"tool {self.name}, _exec_argv", "no program", "a program and its arguments")
 
+    @property
+    def passed(self) -> tuple[str, ...]:
+        """The arguments that a command of this tool gets as text."""
+        places = [placeholder(item) for item in self.exec_argv or ()]
+        variables = self.exec_args if self.exec is not None else ()
+        return (*variables, *(name for name in places if name is not None))
+
 
 @dataclass(frozen=True)
 class ToolCall:

@@ -115,7 +115,7 @@ def test_a_property_that_is_no_variable_needs_exec_args_or_a_handler() -> None:
         ({"name": "a", "_exec": "x", "_exec_args": [1]}, "#/0/_exec_args/0: "),
         ({"function": {"name": "a"}, "_exec": "x", "_exec_args": ["b", "PS4"]}, "#/0/_exec_args/1: "),
         ({"function": {"name": "a", "_exec": "x"}, "_exec": "y"}, "#/0/_exec: differs"),
-        ({"name": "a"}, "#/0: tool a has neither _exec nor _handler"),
+        ({"name": "a"}, "#/0: tool a has no _exec, _exec_argv or _handler"),
         ({"name": "a", "_exec": "x", "parameters": []}, "#/0/parameters: an array"),
         ({"name": "\ud800", "_exec": "x"}, "#/0/name: half of a surrogate pair"),
     ],
