@@ -3,9 +3,10 @@
 import sys
 from dataclasses import dataclass, field
 
-from .flags import SamplingOptions, at_least
+from .flags import SamplingOptions
 from .options import option, parse, positional
 from .terminal import printable
+from .tool_flags import at_least
 
 
 @dataclass(frozen=True, kw_only=True)
