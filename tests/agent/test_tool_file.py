@@ -125,6 +125,60 @@ def test_each_rule_is_an_error_that_points_at_the_place(entry: Any, where: str) 
     assert refused({"tools": [entry]}).startswith(f"f{where.replace('#', '#/tools', 1)}")
 
 
+ARGV = {"name": "a", "parameters": {"type": "object", "properties": {"x": {}}}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "where"),
+    [
+        ({"_exec_argv": []}, "/_exec_argv: an empty array"),
+        ({"_exec_argv": "cat"}, "/_exec_argv: a string"),
+        ({"_exec_argv": ["cat", 1]}, "/_exec_argv/1: an integer"),
+        ({"_exec_argv": ["cat", "a\0"]}, "/_exec_argv/1: a NUL"),
+        ({"_exec_argv": ["{x}"]}, "/_exec_argv/0: '{x}'; expected a program"),
+        ({"_exec_argv": ["cat", "{y}"]}, "/_exec_argv/1: no argument 'y' is declared"),
+        ({"_exec_argv": ["cat", "--file={x}"]}, "/_exec_argv/1: '--file={x}'; expected \"{x}\" alone"),
+        ({"_timeout": 0}, "/_timeout: out of range"),
+        ({"_timeout": 10**400}, "/_timeout: out of range"),
+        ({"_timeout": True}, "/_timeout: a boolean"),
+        ({"_max_output": 1 << 21}, "/_max_output: out of range"),
+        ({"_max_output": 2.5}, "/_max_output: a number"),
+        ({"_cwd": 1}, "/_cwd: an integer"),
+        ({"_cwd": "/"}, "/_cwd: '/' is absolute"),
+        ({"_cwd": "C:\\x"}, "/_cwd: 'C:\\\\x' is absolute"),
+        ({"_cwd": "a/.."}, "/_cwd: 'a/..' leads out"),
+        ({"_confirm": "yes"}, "/_confirm: a string"),
+        ({"_sandbox": 0}, "/_sandbox: an integer"),
+    ],
+)
+def test_each_setting_is_checked_and_its_error_points_at_it(fields: dict[str, Any], where: str) -> None:
+    exec_ = {} if "_exec_argv" in fields else {"_exec": "true"}
+    assert refused([{**ARGV, **exec_, **fields}]).startswith(f"f#/0{where}")
+    assert refused([{"function": ARGV, **exec_, **fields}]).startswith(f"f#/0{where}")
+
+
+def test_the_settings_of_a_tool() -> None:
+    tool = one(_timeout=2, _max_output=100, _cwd="sub", _confirm=True, _sandbox=True)
+    assert (tool.timeout_s, tool.max_output, tool.cwd, tool.confirm, tool.sandbox) == (
+        2.0,
+        100,
+        "sub",
+        True,
+        True,
+    )
+    tool = one()
+    assert (tool.timeout_s, tool.max_output, tool.cwd, tool.confirm, tool.sandbox) == (None,) * 3 + (
+        False,
+    ) * 2
+
+
+def test_a_tool_without_a_shell() -> None:
+    (tool,) = parse_tools([{**ARGV, "_exec_argv": ["cat", "--", "{x}", "{", "a{b}c"]}], "f")
+    assert tool.exec is None
+    assert tool.exec_argv == ("cat", "--", "{x}", "{", "a{b}c")
+    assert tool.passed == ("x",)
+
+
 def test_a_name_is_taken_once() -> None:
     text = refused({"tools": [{"name": "a", "_exec": "x"}, {"function": {"name": "a", "_exec": "y"}}]})
     assert text.startswith("f#/tools/1/function/name: 'a' is taken by f#/tools/0")
