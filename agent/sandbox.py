@@ -133,7 +133,9 @@ def bwrap_arguments(writable: Sequence[Path], network: bool, secrets: Sequence[P
             secret.is_relative_to(path) for path in (*writable, cwd)
         ):
             continue
-        arguments += ["--tmpfs", str(secret)] if secret.is_dir() else ["--ro-bind", os.devnull, str(secret)]
+        arguments += (
+            ["--tmpfs", str(secret)] if os.path.isdir(secret) else ["--ro-bind", os.devnull, str(secret)]
+        )
     return [*arguments, "--chdir", str(cwd)]
 
 

