@@ -24,7 +24,7 @@ from posttrainllm.agent.limits import ResourceLimits
 from posttrainllm.agent.tools import Tool, ToolResult
 from posttrainllm.runtime.errors import UsageError
 
-if os.name != "posix":  # real processes of the other kind are in test_windows.py
+if os.name != "posix":  # Windows has test_windows.py
     pytest.skip("command tools need /bin/bash", allow_module_level=True)
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
