@@ -59,10 +59,8 @@ def check_arguments(tool: Tool, arguments: object) -> dict[str, Any] | ArgumentP
 
 
 def shell_problem(tool: Tool, arguments: Mapping[str, Any]) -> str | None:
-    """Why a shell variable cannot hold an argument of a command tool; None if all can."""
-    if tool.exec is None:
-        return None
-    for name in tool.exec_args:
+    """Why no shell variable or command line can hold an argument of a command tool; None if all can be."""
+    for name in tool.passed:
         value = arguments.get(name)
         unfit = find_unfit(value)
         if unfit:

@@ -37,6 +37,7 @@ from .tools import Tool, ToolBackend, ToolResult
 
 Approval = Literal["yes", "no", "always"]
 DECLINED = "not run: the user declined this call"
+NOBODY_ASKED = "not run: this tool wants the user asked before each call, and nobody can be asked here"
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,9 @@ class _Ended(Exception):
 class Agent:
     """A model, its tools and one conversation.
 
-    `approve(tool, arguments)` is asked before each call when given; "no" is told to the model. With
+    `approve(tool, arguments)` is asked before each call, or with `approve_all` False only for tools that want
+    it (`Tool.confirm`), which do not run where it is not given. "no" is told to the model, "always" holds for
+    further calls of that tool. With
     `constrain` (the default) a grammar made of the tools' schemas admits only calls and answers. A `cache`
     of the session may be given, from an earlier agent say: what both conversations begin with is not fed
     again. Raises
@@ -89,6 +92,7 @@ class Agent:
         limits: Limits | None = None,
         constrain: bool = True,
         approve: Callable[[Tool, Mapping[str, Any]], Approval] | None = None,
+        approve_all: bool = True,
         preallocate: bool = True,
         cache: KVCache | None = None,
     ) -> None:
@@ -101,6 +105,8 @@ class Agent:
         self._sampler = sampler or Sampler()
         self._limits = limits or Limits()
         self._approve = approve
+        self._approve_all = approve_all
+        self._always: set[str] = set()
         self._grammars = compile_replies(tools, session) if constrain else None
         self._end_of_turn = session.manifest.end_of_turn_ids
         self._turn = -1
@@ -213,13 +219,22 @@ class Agent:
         arguments = check_arguments(tool, call.arguments)
         if not isinstance(arguments, dict):
             return problem_result(tool, arguments), call.arguments
-        if self._approve is not None:
-            answer = self._approve(tool, arguments)
-            if answer == "no":
-                return ToolResult(tool.name, "", DECLINED, 126), arguments
-            if answer == "always":
-                self._approve = None
+        refusal = self._ask(tool, arguments)
+        if refusal:
+            return ToolResult(tool.name, "", refusal, 126), arguments
         return self._backend.call(tool, arguments), arguments
+
+    def _ask(self, tool: Tool, arguments: Mapping[str, Any]) -> str | None:
+        """Why a call may not run; None if it may."""
+        wanted = tool.confirm or (self._approve is not None and self._approve_all)
+        if not wanted or tool.name in self._always:
+            return None
+        if self._approve is None:
+            return NOBODY_ASKED
+        answer = self._approve(tool, arguments)
+        if answer == "always":
+            self._always.add(tool.name)
+        return DECLINED if answer == "no" else None
 
     def _show(self, result: ToolResult, arguments: object) -> Iterator[events.Event]:
         """Report a result and append it for the model. Raises _Ended if it does not fit."""

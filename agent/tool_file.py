@@ -1,7 +1,7 @@
 """tools.json -> Tools: every rule checked at load, every error one line that points into the file.
 
 Accepts `{"tools": [...]}` or a bare array; each entry has a `function` block or the function's fields at
-its own level. `_exec`, `_exec_args` and `_handler` may stand in either place. Keys that mean nothing here
+its own level. The fields that begin with `_` may stand in either place. Keys that mean nothing here
 (`type`, `strict`, comments) are left alone. docs/tools.md is the reference for users.
 """
 
@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from ..runtime.errors import ToolFileError
+from . import tool_settings
 from .strict_json import StrictJsonError, find_unfit, json_name, parse_json, pointer
 from .tool_schema import check_parameters
 from .tools import Tool, is_identifier, is_shell_text, no_parameters, variable_problem
 
 _MAX_BYTES = 4 << 20
-_OURS = ("_exec", "_exec_args", "_handler")
+_OURS = ("_exec", "_exec_args", "_exec_argv", "_handler")
+_SETTINGS = ("_timeout", "_max_output", "_cwd", "_confirm", "_sandbox")
 
 
 def load_tools(path: Path, handlers: Container[str] = ()) -> tuple[Tool, ...]:
@@ -85,24 +87,42 @@ def _tool(entry: Any, where: str, handlers: Container[str]) -> tuple[Tool, str]:
     schema = no_parameters() if parameters is None else check_parameters(parameters, f"{place}/parameters")
     handler = _handler(name, ours, at, place, handlers)
     template = _exec(ours, at)
-    if template is None and (handler is None or handler not in handlers):
+    argv = tool_settings.exec_argv(ours, at, schema.get("properties", {}))
+    if template is None and argv is None and (handler is None or handler not in handlers):
         if handler is None:
-            raise ToolFileError(place, f"tool {name} has neither _exec nor _handler", remedy="add _exec")
+            raise ToolFileError(
+                place, f"tool {name} has no _exec, _exec_argv or _handler", remedy="add _exec"
+            )
         remedy = f"add _exec, or register {handler!r} in the host program before loading"
         raise ToolFileError(
             f"{at['_handler']}/_handler", f"no handler {handler!r} is registered", remedy=remedy
         )
     names = _exec_args(ours, at, schema, place) if template is not None else ()
-    return Tool(name, _text(block, "description", place), schema, template, names, handler), place
+    tool = Tool(
+        name,
+        _text(block, "description", place),
+        schema,
+        template,
+        names,
+        handler,
+        argv,
+        timeout_s=tool_settings.timeout_s(ours, at),
+        max_output=tool_settings.max_output(ours, at),
+        cwd=tool_settings.cwd(ours, at),
+        confirm=tool_settings.switch(ours, at, "_confirm"),
+        sandbox=tool_settings.switch(ours, at, "_sandbox"),
+    )
+    return tool, place
 
 
 def _our_fields(
     entry: dict[str, Any], block: dict[str, Any], where: str, place: str
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """`_exec`, `_exec_args` and `_handler` with the place of each: from the block, else from the entry."""
+    """Our own fields with the place of each: from the block, else from the entry; null is absent."""
     values: dict[str, Any] = {}
-    at = dict.fromkeys(_OURS, place)
-    for key in _OURS:
+    keys = (*_OURS, *_SETTINGS)
+    at = dict.fromkeys(keys, place)
+    for key in keys:
         inside = block.get(key)
         outside = entry.get(key) if entry is not block else None
         if inside is not None and outside is not None and inside != outside:
@@ -117,7 +137,7 @@ def _handler(
     name: str, ours: dict[str, Any], at: dict[str, str], place: str, handlers: Container[str]
 ) -> str | None:
     handler = _text(ours, "_handler", at["_handler"])
-    if handler is None and ours["_exec"] is None and name in handlers:
+    if handler is None and ours["_exec"] is None and ours["_exec_argv"] is None and name in handlers:
         return name  # the host provides a function of the tool's own name
     return handler
 

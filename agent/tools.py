@@ -10,7 +10,6 @@ the time of a Python function: a handler that never returns holds the agent.
 
 from __future__ import annotations
 
-import codecs
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -18,10 +17,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..runtime.errors import ToolFileError, UsageError
-
-OUTPUT_LIMIT = 8192  # bytes of UTF-8 that the model gets of one stream
+from .output import OUTPUT_LIMIT, cap_output
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 # What bash itself sets, reads or makes special, and what the loader of a program reads. An argument of
 # such a name would change how the template runs, or lose its value.
@@ -47,7 +46,10 @@ class Tool:
     """One tool as declared. `parameters` is a JSON Schema object and must not be changed.
 
     `exec_args` are the names that become shell variables of the `exec` template; they are checked here
-    too, so that no `Tool`, however it was made, can inject shell text by a name.
+    too, so that no `Tool`, however it was made, can inject shell text by a name. `exec_argv` is the form
+    that needs no shell: a program and its arguments, where `"{name}"` stands for an argument's text.
+    `timeout_s`, `max_output` (bytes a stream) and `cwd` (below the tools' root) replace the back end's own;
+    `confirm` wants the user asked before each call, `sandbox` wants not to run outside one.
     """
 
     name: str
@@ -56,6 +58,12 @@ class Tool:
     exec: str | None = None
     exec_args: tuple[str, ...] = ()
     handler: str | None = None
+    exec_argv: tuple[str, ...] | None = None
+    timeout_s: float | None = None
+    max_output: int | None = None
+    cwd: str | None = None
+    confirm: bool = False
+    sandbox: bool = False
 
     def __post_init__(self) -> None:
         if not is_identifier(self.name):
@@ -66,6 +74,15 @@ class Tool:
                 raise ToolFileError(f"tool {self.name}, argument {name!r}", problem, remedy="rename it")
         if self.exec is not None and not is_shell_text(self.exec):
             raise ToolFileError(f"tool {self.name}, _exec", "a NUL or half of a surrogate pair", "shell text")
+        if self.exec_argv is not None and (not self.exec_argv or placeholder(self.exec_argv[0])):
+            raise ToolFileError(f"tool {self.name}, _exec_argv", "no program", "a program and its arguments")
+
+    @property
+    def passed(self) -> tuple[str, ...]:
+        """The arguments that a command of this tool gets as text."""
+        places = [placeholder(item) for item in self.exec_argv or ()]
+        variables = self.exec_args if self.exec is not None else ()
+        return (*variables, *(name for name in places if name is not None))
 
 
 @dataclass(frozen=True)
@@ -166,6 +183,12 @@ def is_identifier(name: object) -> bool:
     return isinstance(name, str) and _IDENTIFIER.fullmatch(name) is not None
 
 
+def placeholder(item: str) -> str | None:
+    """The argument that an element of `exec_argv` stands for; None for text that is taken as it is."""
+    found = _PLACEHOLDER.fullmatch(item)
+    return found[1] if found else None
+
+
 def is_shell_text(text: str) -> bool:
     """Whether bash can hold `text`: UTF-8 without NUL."""
     return not any(c == "\0" or "\ud800" <= c <= "\udfff" for c in text)
@@ -178,49 +201,3 @@ def variable_problem(name: object) -> str | None:
     if name in _SHELL_VARIABLES or name.startswith(_SHELL_PREFIXES):
         return "a variable that the shell or the program loader uses"
     return None
-
-
-@dataclass(frozen=True)
-class CappedText:
-    """Output as text; `dropped` counts the bytes that are not in it, `replaced` says bad UTF-8 was met."""
-
-    text: str
-    dropped: int
-    replaced: bool
-
-
-def cap_output(head: bytes, limit: int = OUTPUT_LIMIT, total: int | None = None) -> CappedText:
-    """At most `limit` bytes of UTF-8 text from `head`, the first bytes of an output of `total` bytes.
-
-    The cut is on a character boundary and is followed by `…[truncated N bytes]`. What is not UTF-8
-    becomes U+FFFD, three bytes, which count against the limit.
-    """
-    total = len(head) if total is None else total
-    text = head.decode("utf-8", "replace")
-    if total <= len(head) and len(text.encode()) <= limit:
-        return CappedText(text, 0, _is_damaged(head))
-    low, high = 0, min(len(head), limit)
-    while low < high:  # the longest prefix whose text still fits
-        middle = (low + high + 1) // 2
-        if len(_whole_characters(head[:middle])[0].encode()) <= limit:
-            low = middle
-        else:
-            high = middle - 1
-    text, kept = _whole_characters(head[:low])
-    dropped = total - kept
-    return CappedText(f"{text}…[truncated {dropped} bytes]", dropped, _is_damaged(head[:kept]))
-
-
-def _whole_characters(data: bytes) -> tuple[str, int]:
-    """The text of `data` without a character cut off at its end, and how many bytes that text stands for."""
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    text = decoder.decode(data)
-    return text, len(data) - len(decoder.getstate()[0])
-
-
-def _is_damaged(data: bytes) -> bool:
-    try:
-        data.decode("utf-8")
-    except UnicodeDecodeError:
-        return True
-    return False

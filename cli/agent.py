@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
-from .bundled import DEMO
-from .flags import LoopOptions, optional_model
+from .flags import LoopOptions
 from .options import option, parse
 from .printer import Printer
 from .terminal import printable
+from .tool_flags import sandbox_words
 
 if TYPE_CHECKING:
     from ..agent.events import Transcript
@@ -27,8 +27,10 @@ EXAMPLE = """  posttrainllm agent demo --tools tools.json --single 'Use the echo
 class AgentOptions(LoopOptions):
     """Flags of `agent`."""
 
-    model: Optional[str] = optional_model()
     single: Optional[str] = option(None, "ask this, print the answer, exit", metavar="TEXT")
+    tool_root: Optional[str] = option(
+        None, "the folder in which tools run (default: the current one)", metavar="DIR"
+    )
     confirm_tools: bool = option(False, "ask before each tool call, showing the exact command")
     transcript: Optional[str] = option(
         None, "append the events to this file, one JSON object a line", metavar="FILE"
@@ -45,7 +47,7 @@ def run(argv: list[str]) -> int:
         summary="Chat with a model that calls your tools.",
         example=EXAMPLE,
     )
-    options.check(options.model)
+    options.check()
     with ExitStack() as stack:
         agent = _agent(options)
         transcript = _transcript(options, stack)
@@ -61,12 +63,11 @@ def run(argv: list[str]) -> int:
 
 
 def _agent(options: AgentOptions) -> "Agent":
-    from ..agent.tool_file import load_tools
-
-    tools = load_tools(options.tool_file)
+    tools = options.load_tools()
     sampler = options.sampler()
+    sandbox = options.choose_sandbox(tools)
+    backend = options.backend(sandbox, _tool_root(options))
 
-    from ..agent.executor import CommandBackend
     from ..agent.loop import Agent
     from .models import open_model
 
@@ -75,21 +76,31 @@ def _agent(options: AgentOptions) -> "Agent":
         agent = Agent(
             session,
             tools,
-            backend=CommandBackend(timeout_s=options.tool_timeout),
+            backend=backend,
             header=options.header,
             sampler=sampler,
             limits=options.limits,
             constrain=not options.no_constrain,
-            approve=_ask if options.confirm_tools else None,
+            approve=_ask,
+            approve_all=options.confirm_tools,
             preallocate=not options.no_kv_preallocate,
         )
     threads = f"{session.threads} thread{'s' if session.threads != 1 else ''}"
     print(
-        f"agent: {options.model or DEMO} on {session.provider.name} ({session.provider_reason}), {threads}; "
-        f"{len(tools)} tool{'s' if len(tools) != 1 else ''}, no sandbox",
+        f"agent: {options.model_name} on {session.provider.name} ({session.provider_reason}), {threads}; "
+        f"{len(tools)} tool{'s' if len(tools) != 1 else ''}, {sandbox_words(sandbox)}",
         file=sys.stderr,
     )
     return agent
+
+
+def _tool_root(options: AgentOptions) -> Optional[Path]:
+    if options.tool_root is None:
+        return None
+    root = Path(options.tool_root)
+    if not root.is_dir():
+        raise UsageError(f"--tool-root {root}", "no such folder", "a folder")
+    return root.absolute()
 
 
 def _transcript(options: AgentOptions, stack: ExitStack) -> "Optional[Transcript]":
@@ -156,7 +167,8 @@ def _ask(tool: "Tool", arguments: Mapping[str, Any]) -> "Approval":
     """Ask on the terminal; what cannot be asked is not allowed."""
     from ..agent.executor import command_text
 
-    command = command_text(tool, arguments) if tool.exec else json.dumps(dict(arguments), ensure_ascii=False)
+    is_command = tool.exec is not None or tool.exec_argv is not None
+    command = command_text(tool, arguments) if is_command else json.dumps(dict(arguments), ensure_ascii=False)
     text = f"agent: {tool.name} wants to run\n{command}\nrun it? [y/n/always] "
     while True:
         sys.stderr.write(printable(text, sys.stderr))

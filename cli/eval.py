@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
 from ..runtime.errors import CheckFailedError, InputError, UsageError
-from .bundled import DEMO
-from .flags import LoopOptions, optional_model
+from .flags import LoopOptions
 from .options import option, parse, positional
 from .progress import progress_bar
 from .terminal import printable
+from .tool_flags import sandbox_words
 
 if TYPE_CHECKING:
     from ..agent.eval_tasks import Task
     from ..agent.evaluation import Outcome, Settings, Summary
+    from ..agent.sandbox import Sandbox
     from ..agent.tools import Tool
     from ..runtime.session import Session
 
@@ -26,11 +27,16 @@ COLUMNS = ("", "tasks", "right", "valid calls", "tool", "arguments", "answer", "
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalOptions(LoopOptions):
-    """Flags of `eval`."""
+class TaskFile:
+    """The first positional: a base class of its own, since fields come in the order of the bases, last first."""
 
     tasks: str = positional("tasks", "task file, one JSON object a line (docs/eval.md)")
-    model: Optional[str] = optional_model()
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalOptions(LoopOptions, TaskFile):
+    """Flags of `eval`."""
+
     min_success: float = option(
         0.0, "exit with 1 if a smaller share of the tasks is right (default 0)", metavar="F"
     )
@@ -72,7 +78,7 @@ def run(argv: list[str]) -> int:
 
 def _check(options: EvalOptions) -> None:
     """Refuse what can be refused before minutes are spent."""
-    options.check(options.model)
+    options.check()
     if not 0 <= options.min_success <= 1:
         raise UsageError("--min-success", f"{options.min_success}", "a share from 0 to 1")
     for flag, name in (("--json-report", options.json_report), ("--junit", options.junit)):
@@ -83,37 +89,41 @@ def _check(options: EvalOptions) -> None:
 def _outcomes(options: EvalOptions) -> "list[Outcome]":
     """Load tasks, tools and model; run."""
     from ..agent.eval_tasks import check_tasks, load_tasks
-    from ..agent.tool_file import load_tools
 
     tasks = load_tasks(Path(options.tasks))
-    tools = load_tools(options.tool_file)
+    tools = options.load_tools()
     check_tasks(tasks, tools)
-    settings = _settings(options)
+    for tool in tools:
+        if tool.confirm:
+            found = f"tool {tool.name} wants to be asked for (_confirm), and eval asks nobody"
+            raise UsageError(str(options.tool_file), found, remedy=f"--deny-tool {tool.name}")
+    sandbox = options.choose_sandbox(tools)
+    settings = _settings(options, sandbox)
 
     from .models import open_model
 
     session = open_model(options.model, options.provider)
     print(
-        f"eval: {len(tasks)} tasks on {options.model or DEMO}, {session.provider.name}, "
-        f"{len(tools)} tools, no sandbox",
+        f"eval: {len(tasks)} tasks on {options.model_name}, {session.provider.name}, "
+        f"{len(tools)} tools, {sandbox_words(sandbox)}",
         file=sys.stderr,
     )
     with options.naming_tool_file():
         return _evaluate(session, tools, tasks, settings)
 
 
-def _settings(options: EvalOptions) -> "Settings":
+def _settings(options: EvalOptions, sandbox: "Optional[Sandbox]") -> "Settings":
     from ..agent.evaluation import Settings
-    from ..agent.executor import CommandBackend
 
     options.sampler()  # a bad flag is told now
+    options.backend(sandbox)
     return Settings(
         header=options.header,
         sampler=options.sampler,
         limits=options.limits,
         constrain=not options.no_constrain,
         preallocate=not options.no_kv_preallocate,
-        backend=lambda folder: CommandBackend(timeout_s=options.tool_timeout, cwd=folder),
+        backend=lambda folder: options.backend(sandbox, folder, [folder]),  # the task's own may be written
     )
 
 

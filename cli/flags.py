@@ -1,15 +1,11 @@
 """The flags that several commands share."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Optional
 
-from ..runtime.errors import ToolFileError, UsageError
 from ..runtime.providers import NAMES
-from .bundled import DEMO, DEMO_TOOLS, bundled_tools
-from .options import option, positional
+from .options import option
+from .tool_flags import ToolOptions, at_least
 
 if TYPE_CHECKING:
     from ..agent.loop import Limits
@@ -35,34 +31,22 @@ class SamplingOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoopOptions(SamplingOptions):
-    """Tools, and the bounds of the conversation loop: for `agent` and `eval`."""
+class LoopOptions(SamplingOptions, ToolOptions):
+    """A model, its tools, and the bounds of the conversation loop: for `agent` and `eval`."""
 
-    tools: Optional[str] = option(None, "tool file (default, with demo only: its own)", metavar="FILE")
     system: Optional[str] = option(None, "replaces the first line of the system prompt", metavar="TEXT")
     max_steps: int = option(8, "tool calls per user turn (default 8)", metavar="N")
     max_tokens: int = option(256, "sampled ids per assistant step (default 256)", metavar="N")
-    tool_timeout: float = option(30.0, "seconds per tool call (default 30)", metavar="F")
     no_constrain: bool = option(False, "decode without the grammar of calls and answers")
     no_kv_preallocate: bool = option(
         False, "grow the KV buffers on demand instead of allocating the context at once"
     )
 
-    def check(self, model: Optional[str]) -> None:
-        """Refuse what can be refused before `model` (None: the bundled one) is loaded. Raises UsageError."""
+    def check(self) -> None:
+        """Refuse what can be refused before anything is loaded. Raises UsageError."""
         at_least("--max-steps", self.max_steps, 0)
         at_least("--max-tokens", self.max_tokens, 1)
-        if not 0 < self.tool_timeout < float("inf"):
-            raise UsageError("--tool-timeout", f"{self.tool_timeout}", "more than 0 seconds")
-        if self.tools is None and model not in (None, DEMO):
-            raise UsageError(
-                "--tools", "missing", "a tool file", "only the bundled demo model has tools of its own"
-            )
-
-    @property
-    def tool_file(self) -> Path:
-        """The file of `--tools`, or the bundled model's own."""
-        return bundled_tools(DEMO_TOOLS) if self.tools is None else Path(self.tools)
+        self.check_tools()
 
     @property
     def header(self) -> str:
@@ -76,25 +60,3 @@ class LoopOptions(SamplingOptions):
         from ..agent.loop import Limits
 
         return Limits(self.max_steps, self.max_tokens)
-
-    @contextmanager
-    def naming_tool_file(self) -> Iterator[None]:
-        """A fault that only shows when the tools' grammar is compiled names the file too."""
-        try:
-            yield
-        except ToolFileError as error:
-            subject = f"{self.tool_file}, {error.subject}"
-            raise ToolFileError(subject, error.found, error.expected, error.remedy) from None
-
-
-def optional_model() -> Any:
-    """The positional MODEL of a command that has a bundled one. Positionals are read in the order of fields."""
-    return positional(
-        "model", f"a bundle folder, a .tinygpt file, or {DEMO} (default: {DEMO})", optional=True
-    )
-
-
-def at_least(flag: str, value: float, least: float) -> None:
-    """Raises UsageError if a flag's value is below `least`, or not a number."""
-    if not value >= least:
-        raise UsageError(flag, f"{value}", f"{least} or more")

@@ -30,6 +30,7 @@ COMMANDS = (
     Command("export-onnx", "export_onnx", "turn a checkpoint into an ONNX bundle"),
     Command("inspect", "inspect", "print what a checkpoint or a bundle holds"),
     Command("eval", "eval", "run tasks through an agent and count what is right"),
+    Command("doctor", "doctor", "try out on this machine what is promised"),
 )
 
 

@@ -20,6 +20,11 @@ def option(default: Any, help: str, **metadata: Any) -> Any:
     return field(default=default, metadata={"help": help, **metadata})
 
 
+def repeated(help: str, **metadata: Any) -> Any:
+    """A dataclass field that is a flag which may be given several times: a tuple of its texts, in order."""
+    return field(default=(), metadata={"help": f"{help}; may be repeated", "type": _each, **metadata})
+
+
 def positional(name: str, help: str, *, optional: bool = False) -> Any:
     """A dataclass field that is a positional argument; None when `optional` and absent."""
     if optional:
@@ -27,7 +32,25 @@ def positional(name: str, help: str, *, optional: bool = False) -> Any:
     return field(metadata={"args": [name], "help": help})
 
 
+def _each(text: str) -> str:
+    """Marks a flag of `repeated`: argparse-dataclass passes a `type` through, but no `action`."""
+    return text
+
+
+class _Append(argparse.Action):
+    """argparse's own "append" cannot extend a tuple, and a list could not be a default."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        before = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, (*(before if isinstance(before, tuple) else ()), values))
+
+
 class _Parser(ArgumentParser):  # type: ignore[misc] # argparse-dataclass ships no types
+    def add_argument(self, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("type") is _each:
+            kwargs["action"] = _Append
+        return super().add_argument(*args, **kwargs)
+
     def error(self, message: str) -> NoReturn:
         raise UsageError(self.prog.removeprefix("posttrainllm "), message, remedy=f"see {self.prog} --help")
 

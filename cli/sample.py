@@ -4,9 +4,10 @@ import sys
 from dataclasses import dataclass, field
 
 from .bundled import NAMES
-from .flags import SamplingOptions, at_least
+from .flags import SamplingOptions
 from .options import option, parse, positional
 from .terminal import printable
+from .tool_flags import at_least
 
 
 @dataclass(frozen=True, kw_only=True)

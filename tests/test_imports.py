@@ -76,7 +76,7 @@ def test_help_loads_nothing_heavy() -> None:
     }
 
 
-@pytest.mark.parametrize("command", ["agent", "sample", "export-onnx", "inspect", "eval"])
+@pytest.mark.parametrize("command", ["agent", "sample", "export-onnx", "inspect", "eval", "doctor"])
 def test_a_commands_help_loads_nothing_heavy(command: str) -> None:
     code = (
         "from posttrainllm.cli.main import main\n"

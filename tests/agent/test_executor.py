@@ -20,10 +20,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posttrainllm.agent.executor import CommandBackend, command_text, shell_value
+from posttrainllm.agent.limits import ResourceLimits
 from posttrainllm.agent.tools import Tool, ToolResult
 from posttrainllm.runtime.errors import UsageError
 
-if os.name != "posix":  # finding a bash on Windows comes later
+if os.name != "posix":  # Windows has test_windows.py
     pytest.skip("command tools need /bin/bash", allow_module_level=True)
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
@@ -266,9 +267,9 @@ def test_exit_codes_are_those_of_bash(template: str, code: int) -> None:
 
 def test_output_is_capped_at_8_kilobytes_a_stream_on_a_character_boundary() -> None:
     result = run("printf %s \"$x\"; printf '%09000d' 0 >&2", x="a" * 8191 + "é")
-    assert result.stdout == "a" * 8191 + "…[truncated 2 bytes]"
-    assert result.stderr == "0" * 8192 + "…[truncated 808 bytes]"
-    assert result.truncated == 810
+    assert result.stdout == "a" * 4096 + "…[truncated 1 bytes]" + "a" * 4094 + "é"
+    assert result.stderr == "0" * 4096 + "…[truncated 808 bytes]" + "0" * 4096
+    assert result.truncated == 809
 
 
 def test_output_at_the_cap_is_whole() -> None:
@@ -313,6 +314,127 @@ def test_a_tool_that_prints_nothing() -> None:
     assert run(":").stdout == run(":").stderr == ""
 
 
+# Bounds
+
+
+def test_a_file_that_grows_too_large_is_named_in_the_result(tmp_path: Path) -> None:
+    backend = CommandBackend(cwd=tmp_path, limits=ResourceLimits(file_mib=1))
+    result = run("exec head -c 3000000 /dev/zero >big", backend)
+    assert result.exit_code == 153
+    assert result.stderr == "a file may have 1 MiB (--tool-file-size)"
+    assert (tmp_path / "big").stat().st_size == 1 << 20
+    assert "--tool-file-size" in run("head -c 3000000 /dev/zero >big; exit $?", backend).stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS does not bound address space")
+def test_a_process_that_wants_too_much_memory_is_told_the_bound() -> None:
+    backend = CommandBackend(limits=ResourceLimits(memory_mib=512))
+    result = run(f"{sys.executable} -c 'print(len(bytes(1 << 30)))'", backend)
+    assert result.exit_code == 1
+    assert result.stderr.endswith("a process may use 512 MiB of address space (--tool-memory)")
+    free = CommandBackend(limits=ResourceLimits(memory_mib=0))
+    assert run(f"{sys.executable} -c 'print(len(bytes(1 << 30)))'", free).stdout == "1073741824\n"
+
+
+def test_a_process_that_burns_cpu_time_is_told_the_bound() -> None:
+    result = run("while :; do :; done", CommandBackend(limits=ResourceLimits(cpu_s=1)))
+    assert result.exit_code == 152
+    assert result.stderr == "killed: more than 1 s of CPU time"
+
+
+def test_no_core_file_is_written(tmp_path: Path) -> None:
+    assert run("ulimit -c").stdout == "0\n"
+
+
+# Without a shell
+
+
+def argv(*items: str, **arguments: Any) -> ToolResult:
+    return CommandBackend().call(Tool("t", exec_argv=items), arguments)
+
+
+@settings(deadline=None, max_examples=50)
+@given(TEXT)
+def test_argv_every_string_arrives_byte_for_byte(text: str) -> None:
+    tool = Tool("t", exec_argv=("printf", "%s", "{x}"))
+    assert CommandBackend(limit=1 << 20).call(tool, {"x": text}).stdout == text
+
+
+def test_argv_placeholders_are_whole_arguments_and_absent_ones_leave_none() -> None:
+    result = argv("printf", "<%s>", "{a}", "{b}", "x{y", "{c}", a="1 2; $(id)", c=["é", 1])
+    assert result.stdout == '<1 2; $(id)><x{y><["é",1]>'
+
+
+def test_argv_has_the_same_environment_limits_and_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("API_KEY", "secret")
+    assert {line.partition("=")[0] for line in argv("env").stdout.splitlines()} <= {"PATH", "HOME", "LANG"}
+    assert argv("cat").stdout == ""
+    result = CommandBackend(timeout_s=0.3).call(Tool("t", exec_argv=("sleep", "600")), {})
+    assert (result.exit_code, result.timed_out) == (124, True)
+
+
+def test_argv_needs_no_shell_and_exec_comes_first_where_there_is_one(tmp_path: Path) -> None:
+    tool = Tool("t", exec="echo shell", exec_argv=("echo", "plain"))
+    assert CommandBackend().call(tool, {}).stdout == "shell\n"
+    assert CommandBackend(shell=str(tmp_path / "none")).call(tool, {}).stdout == "plain\n"
+
+
+def test_argv_never_runs_a_program_of_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "thing").write_text("#!/bin/sh\necho mine\n")
+    (tmp_path / "thing").chmod(0o755)
+    monkeypatch.setenv("PATH", f":.:{os.environ['PATH']}")
+    tool = Tool("t", exec_argv=("thing",))
+    result = CommandBackend(cwd=tmp_path).call(tool, {})
+    assert (result.exit_code, result.stdout) == (126, "")
+    assert "no program 'thing'" in result.stderr
+
+
+def test_argv_shows_its_command_quoted_and_refuses_nul() -> None:
+    tool = Tool("t", exec_argv=("cat", "--", "{path}"))
+    assert command_text(tool, {"path": "a b"}) == "cat -- 'a b'"
+    assert CommandBackend().call(tool, {"path": "a\0b"}).exit_code == 2
+    assert CommandBackend().call(tool, {"path": "a" * 3_000_000}).exit_code == 126
+
+
+# Settings of one tool
+
+
+def test_a_tool_may_have_its_own_time_and_output() -> None:
+    tool = Tool("t", exec="printf '%0100d' 1; sleep 600", timeout_s=0.4, max_output=10)
+    result = CommandBackend(timeout_s=600).call(tool, {})
+    assert result.timed_out
+    assert result.stdout == "00000…[truncated 90 bytes]00001"
+
+
+def test_a_tool_may_have_a_folder_below_the_root(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "out").symlink_to("/")
+    backend = CommandBackend(cwd=tmp_path)
+    assert (
+        backend.call(Tool("t", exec="pwd -P", cwd="sub"), {}).stdout == f"{os.path.realpath(tmp_path)}/sub\n"
+    )
+    for folder in ("out", "..", "/"):
+        result = backend.call(Tool("t", exec="echo ran", cwd=folder), {})
+        assert (result.exit_code, result.stdout) == (126, "")
+        assert "leads out" in result.stderr
+
+
+def test_a_tool_that_wants_a_sandbox_does_not_run_outside_one() -> None:
+    result = CommandBackend().call(Tool("t", exec="echo ran", sandbox=True), {})
+    assert (result.exit_code, result.stdout) == (126, "")
+    assert "only in a sandbox" in result.stderr
+
+
+def test_a_variable_that_the_user_names_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN_6", "it's")
+    assert run('printf %s "$TOKEN_6"', CommandBackend(environment=["TOKEN_6"])).stdout == "it's"
+    for name in ("NOT_SET_6", "A=B", ""):
+        with pytest.raises(UsageError, match="--tool-env"):
+            CommandBackend(environment=[name])
+
+
 # Ends
 
 
@@ -350,14 +472,45 @@ def test_p75_a_grandchild_that_holds_the_pipe_cannot_hold_the_agent(template: st
     assert gone(pids_of(result)[0])
 
 
-def test_p75_not_even_one_that_left_the_group() -> None:
-    leave = (
-        f'{sys.executable} -c "import os,time; os.setsid(); print(os.getpid(), flush=True); time.sleep(600)"'
-    )
-    result = run(f"{leave} & sleep 1")
-    pid = pids_of(result)[0]
-    os.kill(pid, signal.SIGKILL)  # outside the group it outlives the call, as the module says
+LEAVE = (
+    "import os, time\n"
+    "for _ in range(2):\n    if os.fork(): os._exit(0)\n    os.setsid()\n"  # as a daemon does
+    "print(os.getpid(), flush=True)\ntime.sleep(600)"
+)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere what leaves the process group outlives it")
+def test_p75_not_even_one_that_left_the_group_and_became_a_daemon() -> None:
+    result = run(f'{sys.executable} -c "$x" & sleep 1', x=LEAVE)
+    assert gone(pids_of(result)[0])
     assert result.duration_sec < 20
+
+
+def test_without_a_keeper_the_group_is_killed_by_us(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frozen application has no interpreter for it."""
+    monkeypatch.setattr("posttrainllm.agent.process.keeper_command", lambda: None)
+    result = run("sleep 600 & echo $!; sleep 600", CommandBackend(timeout_s=0.5))
+    assert result.timed_out
+    assert gone(pids_of(result)[0])
+    assert (run("exit 3").exit_code, run("kill -9 $$").exit_code) == (3, 137)
+    plain = CommandBackend().call(Tool("t", exec_argv=("echo", "{x}"), parameters={}), {"x": "hi"})
+    assert (plain.stdout, plain.exit_code) == ("hi\n", 0)
+
+
+def test_other_children_of_the_program_are_left_alone() -> None:
+    """An embedding program has children of its own; a call neither kills nor reaps them."""
+    with subprocess.Popen(["sleep", "600"]) as ours, subprocess.Popen(["sh", "-c", "exit 5"]) as ended:
+        time.sleep(0.2)
+        run("setsid sleep 600 & sleep 0.2")
+        assert ours.poll() is None
+        assert ended.wait() == 5
+        ours.kill()
+
+
+def test_a_tool_that_kills_its_keeper_ends_the_call_and_its_group() -> None:
+    result = run("echo $$; kill -9 $PPID; sleep 600", CommandBackend(timeout_s=20))
+    assert (result.exit_code, result.timed_out) == (137, False)
+    assert gone(pids_of(result)[0])
 
 
 def test_what_a_background_child_prints_at_once_is_kept() -> None:

@@ -214,6 +214,36 @@ def test_always_is_asked_once(scripted: Callable[..., Any]) -> None:
     assert asked == ["echo"]
 
 
+def test_always_is_for_one_tool(scripted: Callable[..., Any]) -> None:
+    asked: list[str] = []
+    other = Tool("other", None, ECHO.parameters, handler="echo")
+    agent = make(
+        scripted([CALL, CALL.replace("echo", "other"), CALL, ANSWER]),
+        (ECHO, other),
+        approve=lambda tool, arguments: asked.append(tool.name) or "always",  # type: ignore[func-returns-value]
+    )
+    list(agent.run("x"))
+    assert asked == ["echo", "other"]
+
+
+def test_a_tool_may_want_the_user_asked(scripted: Callable[..., Any]) -> None:
+    asked: list[str] = []
+    careful = Tool("other", None, ECHO.parameters, handler="echo", confirm=True)
+    replies = [CALL, CALL.replace("echo", "other"), ANSWER]
+    agent = make(
+        scripted(replies),
+        (ECHO, careful),
+        approve=lambda tool, arguments: asked.append(tool.name) or "yes",  # type: ignore[func-returns-value]
+        approve_all=False,
+    )
+    assert [code for kind, code in summary(agent.run("x")) if kind == "tool_call"] == [0, 0]
+    assert asked == ["other"]
+    session = scripted(replies)
+    agent = make(session, (ECHO, careful))
+    assert [code for kind, code in summary(agent.run("x")) if kind == "tool_call"] == [0, 126]
+    assert "nobody can be asked" in session.seen
+
+
 @pytest.mark.parametrize("stop", ["interrupt in a tool", "closed", "interrupt while decoding"])
 def test_an_interrupted_turn_leaves_nothing_behind(scripted: Callable[..., Any], stop: str) -> None:
     """Ctrl-C does not poison later turns."""

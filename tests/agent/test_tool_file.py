@@ -115,7 +115,7 @@ def test_a_property_that_is_no_variable_needs_exec_args_or_a_handler() -> None:
         ({"name": "a", "_exec": "x", "_exec_args": [1]}, "#/0/_exec_args/0: "),
         ({"function": {"name": "a"}, "_exec": "x", "_exec_args": ["b", "PS4"]}, "#/0/_exec_args/1: "),
         ({"function": {"name": "a", "_exec": "x"}, "_exec": "y"}, "#/0/_exec: differs"),
-        ({"name": "a"}, "#/0: tool a has neither _exec nor _handler"),
+        ({"name": "a"}, "#/0: tool a has no _exec, _exec_argv or _handler"),
         ({"name": "a", "_exec": "x", "parameters": []}, "#/0/parameters: an array"),
         ({"name": "\ud800", "_exec": "x"}, "#/0/name: half of a surrogate pair"),
     ],
@@ -123,6 +123,60 @@ def test_a_property_that_is_no_variable_needs_exec_args_or_a_handler() -> None:
 def test_each_rule_is_an_error_that_points_at_the_place(entry: Any, where: str) -> None:
     assert refused([entry]).startswith(f"f{where}")
     assert refused({"tools": [entry]}).startswith(f"f{where.replace('#', '#/tools', 1)}")
+
+
+ARGV = {"name": "a", "parameters": {"type": "object", "properties": {"x": {}}}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "where"),
+    [
+        ({"_exec_argv": []}, "/_exec_argv: an empty array"),
+        ({"_exec_argv": "cat"}, "/_exec_argv: a string"),
+        ({"_exec_argv": ["cat", 1]}, "/_exec_argv/1: an integer"),
+        ({"_exec_argv": ["cat", "a\0"]}, "/_exec_argv/1: a NUL"),
+        ({"_exec_argv": ["{x}"]}, "/_exec_argv/0: '{x}'; expected a program"),
+        ({"_exec_argv": ["cat", "{y}"]}, "/_exec_argv/1: no argument 'y' is declared"),
+        ({"_exec_argv": ["cat", "--file={x}"]}, "/_exec_argv/1: '--file={x}'; expected \"{x}\" alone"),
+        ({"_timeout": 0}, "/_timeout: out of range"),
+        ({"_timeout": 10**400}, "/_timeout: out of range"),
+        ({"_timeout": True}, "/_timeout: a boolean"),
+        ({"_max_output": 1 << 21}, "/_max_output: out of range"),
+        ({"_max_output": 2.5}, "/_max_output: a number"),
+        ({"_cwd": 1}, "/_cwd: an integer"),
+        ({"_cwd": "/"}, "/_cwd: '/' is absolute"),
+        ({"_cwd": "C:\\x"}, "/_cwd: 'C:\\\\x' is absolute"),
+        ({"_cwd": "a/.."}, "/_cwd: 'a/..' leads out"),
+        ({"_confirm": "yes"}, "/_confirm: a string"),
+        ({"_sandbox": 0}, "/_sandbox: an integer"),
+    ],
+)
+def test_each_setting_is_checked_and_its_error_points_at_it(fields: dict[str, Any], where: str) -> None:
+    exec_ = {} if "_exec_argv" in fields else {"_exec": "true"}
+    assert refused([{**ARGV, **exec_, **fields}]).startswith(f"f#/0{where}")
+    assert refused([{"function": ARGV, **exec_, **fields}]).startswith(f"f#/0{where}")
+
+
+def test_the_settings_of_a_tool() -> None:
+    tool = one(_timeout=2, _max_output=100, _cwd="sub", _confirm=True, _sandbox=True)
+    assert (tool.timeout_s, tool.max_output, tool.cwd, tool.confirm, tool.sandbox) == (
+        2.0,
+        100,
+        "sub",
+        True,
+        True,
+    )
+    tool = one()
+    assert (tool.timeout_s, tool.max_output, tool.cwd, tool.confirm, tool.sandbox) == (None,) * 3 + (
+        False,
+    ) * 2
+
+
+def test_a_tool_without_a_shell() -> None:
+    (tool,) = parse_tools([{**ARGV, "_exec_argv": ["cat", "--", "{x}", "{", "a{b}c"]}], "f")
+    assert tool.exec is None
+    assert tool.exec_argv == ("cat", "--", "{x}", "{", "a{b}c")
+    assert tool.passed == ("x",)
 
 
 def test_a_name_is_taken_once() -> None:

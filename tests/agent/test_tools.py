@@ -1,4 +1,4 @@
-"""The types, the rules for names, the registry of Python functions, and the output cap."""
+"""The types, the rules for names and the registry of Python functions."""
 
 from __future__ import annotations
 
@@ -8,16 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from posttrainllm.agent.tools import (
-    OUTPUT_LIMIT,
     FunctionBackend,
     HandlerRegistry,
     Tool,
     ToolResult,
-    cap_output,
     variable_problem,
 )
 from posttrainllm.runtime.errors import ToolFileError, UsageError
@@ -133,43 +129,3 @@ def test_handler_output_is_capped_and_half_characters_do_not_escape() -> None:
     result.stdout.encode()
     assert result.replaced
     assert result.truncated > 0
-
-
-def test_p80_a_cut_inside_a_character_keeps_the_boundary() -> None:
-    capped = cap_output(b"a" * 8191 + "é".encode())
-    assert capped.text == "a" * 8191 + "…[truncated 2 bytes]"
-    assert (capped.dropped, capped.replaced) == (2, False)
-
-
-@pytest.mark.parametrize("size", [0, 1, 8191, 8192])
-def test_output_up_to_the_limit_is_whole(size: int) -> None:
-    capped = cap_output(b"x" * size)
-    assert (capped.text, capped.dropped) == ("x" * size, 0)
-
-
-def test_p81_bytes_that_are_not_utf8_are_replaced_and_flagged_one_by_one() -> None:
-    assert cap_output(b"caf\xe9 ol\xc3\xa9\n").text == "caf\ufffd olé\n"
-    assert cap_output(b"caf\xe9").replaced
-    assert not cap_output("\ufffd é".encode()).replaced
-
-
-def test_the_total_counts_bytes_that_were_never_kept() -> None:
-    assert cap_output(b"abcd", limit=4, total=10**9).dropped == 10**9 - 4
-
-
-@settings(deadline=None)
-@given(data=st.binary(max_size=80), limit=st.integers(0, 60), extra=st.integers(0, 1000))
-def test_capped_text_fits_and_accounts_for_every_byte(data: bytes, limit: int, extra: int) -> None:
-    capped = cap_output(data, limit, len(data) + extra)
-    kept, mark, _ = capped.text.partition("…[truncated")
-    assert bool(mark) == (capped.dropped > 0)
-    assert len(kept.encode()) <= limit or not mark
-    head = data[: len(data) + extra - capped.dropped]
-    assert kept == head.decode("utf-8", "replace")
-    if capped.dropped:  # nothing more would have fitted
-        longer = data[: len(head) + 4].decode("utf-8", "replace")
-        assert len(longer.encode()) > limit or len(head) + 4 > min(len(data), limit)
-
-
-def test_the_limit_is_eight_kilobytes() -> None:
-    assert OUTPUT_LIMIT == 8192
