@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
+from ..runtime.errors import UsageError
 from .bundled import DEMO
 from .flags import LoopOptions, optional_model
 from .options import option, parse
