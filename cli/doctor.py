@@ -48,10 +48,11 @@ def run(argv: list[str]) -> int:
 
 
 def _checks() -> "Iterator[Check]":
+    from .. import __version__
     from ..agent.doctor import tool_checks
     from ..export.cache import cache_folder
     from ..runtime.doctor import check_folder, engine_checks
 
-    yield from engine_checks(bundled_model(DEMO))
+    yield from engine_checks(bundled_model(DEMO), __version__)
     yield check_folder("cache folder", cache_folder())
     yield from tool_checks()

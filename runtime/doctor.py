@@ -39,9 +39,9 @@ class Check:
     detail: str
 
 
-def engine_checks(bundle: Path) -> Iterator[Check]:
-    """Versions, wheels, threads, and one step of the model in `bundle` on every provider."""
-    yield Check("versions", "ok", _versions())
+def engine_checks(bundle: Path, version: str) -> Iterator[Check]:
+    """Versions (ours is `version`), wheels, threads, and one step of the model in `bundle` on every provider."""
+    yield Check("versions", "ok", _versions(version))
     yield check_wheels(installed_wheels())
     yield Check("threads", "ok", f"{usable_threads()} usable of {os.cpu_count()} CPUs")
     yield from _providers(bundle)
@@ -77,11 +77,9 @@ def check_folder(name: str, folder: Path) -> Check:
     return Check(name, "ok", f"{folder} can be written")
 
 
-def _versions() -> str:
-    from .. import __version__
-
+def _versions(version: str) -> str:
     system = f"{platform.system()} {platform.release()} {platform.machine()}"
-    return f"posttrainllm {__version__}, Python {platform.python_version()}, {system}"
+    return f"posttrainllm {version}, Python {platform.python_version()}, {system}"
 
 
 def _providers(bundle: Path) -> Iterator[Check]:

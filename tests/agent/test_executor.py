@@ -78,11 +78,13 @@ def pids_of(result: ToolResult) -> list[int]:
 # What bash sees
 
 
-@settings(deadline=None, max_examples=150)
-@given(TEXT)
-def test_every_string_arrives_byte_for_byte(text: str) -> None:
-    result = run('printf %s "$x"', CommandBackend(limit=1 << 20), x=text)
-    assert (result.stdout, result.stderr, result.exit_code) == (text, "", 0)
+@settings(deadline=None, max_examples=50)
+@given(st.lists(TEXT, min_size=1, max_size=8))
+def test_every_string_arrives_byte_for_byte(texts: list[str]) -> None:
+    arguments = {f"x{index}": text for index, text in enumerate(texts)}
+    template = "".join(f"printf %s \"${name}\"; printf '\\0'; " for name in arguments)
+    result = run(template, CommandBackend(limit=1 << 20), **arguments)
+    assert (result.stdout.split("\0")[:-1], result.stderr, result.exit_code) == (texts, "", 0)
 
 
 @settings(deadline=None, max_examples=20)
@@ -353,7 +355,7 @@ def argv(*items: str, **arguments: Any) -> ToolResult:
     return CommandBackend().call(Tool("t", exec_argv=items), arguments)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 @given(TEXT)
 def test_argv_every_string_arrives_byte_for_byte(text: str) -> None:
     tool = Tool("t", exec_argv=("printf", "%s", "{x}"))

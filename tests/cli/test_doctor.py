@@ -50,7 +50,7 @@ def test_two_wheels_of_onnx_runtime_are_named() -> None:
 
 
 def test_a_bundle_that_cannot_be_loaded_is_a_failed_check(tmp_path: Path) -> None:
-    assert states(engine_checks(tmp_path))["provider cpu"] == "failed"
+    assert states(engine_checks(tmp_path, "1"))["provider cpu"] == "failed"
 
 
 @needs_bash
