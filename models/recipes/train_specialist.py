@@ -1,4 +1,4 @@
-"""Train the bundled demo specialist: `python models/recipes/train_specialist.py --out models/demo_specialist`.
+"""Train the bundled demo specialist: `python models/recipes/train_specialist.py --out models/demo`.
 
 A decoder of about 4.5 million parameters with a context of 1024, trained from scratch on the synthetic
 conversations of `specialist_data.py` (nothing is downloaded), with a byte-level BPE that is trained first.
