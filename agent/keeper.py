@@ -1,7 +1,8 @@
 """A process of its own that stands between us and one tool, so that the whole tree ends with the call.
 
 Run by path in a bare interpreter, never imported: `python -I -S keeper.py LINK SCRIPT CPU:MEMORY:FILE MODE
-PROGRAM [ARGUMENT …]`. LINK is a socket to the agent, SCRIPT a pipe that the tool inherits (-1: none).
+NAMES PROGRAM [ARGUMENT …]`. LINK is a socket to the agent, SCRIPT a pipe that the tool inherits (-1: none),
+NAMES the variables that it gets, with commas: an interpreter may have added some of its own.
 
 It bounds what the tool may use, starts it in a process group of its own, tells its exit code on LINK, and
 waits. `T` on LINK asks the tool to end. The end of LINK, because the call is over or because the agent died
@@ -32,12 +33,13 @@ _IGNORED_BY_PYTHON = tuple(
 
 def main(args: list[str]) -> int:
     """Keep one tool. Always 0: the tool's exit code goes over the link."""
-    link, script, limits, mode, *argv = args
+    link, script, limits, mode, names, *argv = args
+    environment = {name: os.environ[name] for name in names.split(",") if name in os.environ}
     keeper = _Keeper(int(link), spare_leader=mode == "spare")
     _limit(limits)
     _adopt_orphans()
     try:
-        keeper.start(argv, int(script))
+        keeper.start(argv, int(script), environment)
     except OSError as error:
         keeper.tell(f"error {error.errno}")
         return 0
@@ -58,15 +60,18 @@ class _Keeper:
         self._wake, wake = os.pipe()
         for end in (self._wake, wake):
             os.set_blocking(end, False)
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])  # a thread of the agent may have blocked SIGCHLD
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         for number in _PLAIN:
             signal.signal(number, signal.SIG_IGN)
 
-    def start(self, argv: list[str], script: int) -> None:
+    def start(self, argv: list[str], script: int, environment: dict[str, str]) -> None:
         """Start the tool, then hold nothing of its own open: its pipes must end with it."""
         default = [*_PLAIN, *_IGNORED_BY_PYTHON]
-        self._tool = os.posix_spawnp(argv[0], argv, os.environ, setpgroup=0, setsigmask=[], setsigdef=default)
+        self._tool = os.posix_spawnp(
+            argv[0], argv, environment, setpgroup=0, setsigmask=[], setsigdef=default
+        )
         null = os.open(os.devnull, os.O_RDWR)
         for number in (0, 1, 2):
             os.dup2(null, number)

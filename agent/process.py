@@ -91,7 +91,8 @@ class _Kept:
         self._told = b""
         self.error: OSError | None = None
         try:
-            arguments = [str(theirs.fileno()), str(script), bounds, mode, *command]
+            names = ",".join(launch.environment)
+            arguments = [str(theirs.fileno()), str(script), bounds, mode, names, *command]
             self.process = _spawn([*keeper, *arguments], launch, (script, theirs.fileno()))
         except BaseException:
             self.link.close()

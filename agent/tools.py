@@ -156,6 +156,11 @@ class FunctionBackend:
             if self.otherwise is not None:
                 return self.otherwise.call(tool, arguments)
             return ToolResult(tool.name, "", f"{tool.name}: nothing here can run this tool", 127)
+        if tool.sandbox:
+            return ToolResult(
+                tool.name, "", f"not run: {tool.name} wants a sandbox; a function has none", 126
+            )
+        limit = tool.max_output or self.limit
         started = time.monotonic()
         out, err, code = "", "", 0
         try:
@@ -165,8 +170,8 @@ class FunctionBackend:
         except (Exception, SystemExit) as error:  # noqa: BLE001  a tool's failure is a result
             err, code = f"{type(error).__name__}: {error}", 1
         taken = time.monotonic() - started
-        stdout = cap_output(out.encode("utf-8", "surrogatepass"), self.limit)
-        stderr = cap_output(err.encode("utf-8", "surrogatepass"), self.limit)
+        stdout = cap_output(out.encode("utf-8", "surrogatepass"), limit)
+        stderr = cap_output(err.encode("utf-8", "surrogatepass"), limit)
         return ToolResult(
             tool.name,
             stdout.text,

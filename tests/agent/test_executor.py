@@ -499,6 +499,20 @@ def test_without_a_keeper_the_group_is_killed_by_us(monkeypatch: pytest.MonkeyPa
     assert (plain.stdout, plain.exit_code) == ("hi\n", 0)
 
 
+def test_signals_that_the_program_ignores_or_blocks_do_not_reach_a_tool() -> None:
+    program = (
+        "import signal\n"
+        "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())\n"
+    ) + textwrap.dedent(AGENT)
+    template = "trap 'echo trapped' USR1; kill -USR1 $$; (exit 3); echo $?; yes | head -1; exit 5"
+    done = subprocess.run(
+        [sys.executable, "-c", program, template], capture_output=True, check=True, text=True
+    )
+    assert "stdout='trapped\\n3\\ny\\n'" in done.stdout
+    assert "exit_code=5" in done.stdout
+
+
 def test_other_children_of_the_program_are_left_alone() -> None:
     """An embedding program has children of its own; a call neither kills nor reaps them."""
     with subprocess.Popen(["sleep", "600"]) as ours, subprocess.Popen(["sh", "-c", "exit 5"]) as ended:

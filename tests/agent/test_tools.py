@@ -129,3 +129,12 @@ def test_handler_output_is_capped_and_half_characters_do_not_escape() -> None:
     result.stdout.encode()
     assert result.replaced
     assert result.truncated > 0
+
+
+def test_a_function_heeds_the_settings_of_its_tool() -> None:
+    handlers = HandlerRegistry()
+    handlers.register("fn", lambda: "abcdefgh")
+    backend = FunctionBackend(handlers)
+    assert backend.call(Tool("t", handler="fn", max_output=4), {}).stdout == "ab…[truncated 4 bytes]gh"
+    refused = backend.call(Tool("t", handler="fn", sandbox=True), {})
+    assert (refused.exit_code, refused.stdout) == (126, "")
