@@ -169,6 +169,12 @@ def _exec_args(
         problem = variable_problem(name)
         if problem:
             raise ToolFileError(f"{where}/{index}", f"{name!r} is {problem}", "an argument name", "rename it")
+        if name in names[:index]:
+            raise ToolFileError(f"{where}/{index}", f"{name!r} stands there twice", "each name once")
+        declared = schema.get("properties", {})
+        if name not in declared and not schema.get("additionalProperties"):
+            expected = f"one of {', '.join(declared) or 'none'}"
+            raise ToolFileError(f"{where}/{index}", f"{name!r} is no declared argument", expected)
     return tuple(names)
 
 

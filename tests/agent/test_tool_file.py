@@ -350,3 +350,20 @@ def test_whatever_the_document_it_loads_or_is_refused_in_one_line(data: list[Any
     except ToolFileError as error:
         refusal = str(error)
     assert refusal is None or (refusal.startswith("f#") and "\n" not in refusal)
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [(["b"], "'b' is no declared argument; expected one of a"), (["a", "a"], "'a' stands there twice")],
+)
+def test_exec_args_name_declared_arguments_once(names: list[str], words: str) -> None:
+    """A typo would leave the variable that was meant unset, without a word."""
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+    tool: dict[str, Any] = {"name": "t", "_exec": "true", "parameters": schema, "_exec_args": names}
+    with pytest.raises(ToolFileError) as caught:
+        parse_tools([tool], "tools.json")
+    assert "/0/_exec_args/" in str(caught.value)
+    assert words in str(caught.value)
+    parse_tools(
+        [tool | {"_exec_args": ["b"], "parameters": schema | {"additionalProperties": True}}], "tools.json"
+    )
