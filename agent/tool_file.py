@@ -169,9 +169,10 @@ def _exec_args(
         problem = variable_problem(name)
         if problem:
             raise ToolFileError(f"{where}/{index}", f"{name!r} is {problem}", "an argument name", "rename it")
+    declared = schema.get("properties", {})
+    for index, name in enumerate(names):
         if name in names[:index]:
             raise ToolFileError(f"{where}/{index}", f"{name!r} stands there twice", "each name once")
-        declared = schema.get("properties", {})
         if name not in declared and not schema.get("additionalProperties"):
             expected = f"one of {', '.join(declared) or 'none'}"
             raise ToolFileError(f"{where}/{index}", f"{name!r} is no declared argument", expected)

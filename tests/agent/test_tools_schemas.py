@@ -77,7 +77,11 @@ ENTRY = {"name": "t", "_exec": "true"}
     [
         ENTRY,
         {"type": "function", "function": ENTRY},
-        {"function": {"name": "t"}, "_exec": "true", "_exec_args": ["a"]},
+        {
+            "function": {"name": "t", "parameters": {"properties": {"a": {}}, "type": "object"}},
+            "_exec": "true",
+            "_exec_args": ["a"],
+        },
         {**ENTRY, "description": None, "parameters": None, "_exec_args": None},
         {**ENTRY, "parameters": {"properties": {"a": {"type": "string"}}}, "strict": True},
         {"name": "t", "_exec_argv": ["cat", "{x", "é"]},
