@@ -66,11 +66,11 @@ def test_sizes_and_context() -> None:
 
 
 def test_the_readmes_question_is_answered_with_the_files_own_number() -> None:
-    lines = len((ROOT / "README.md").read_text(encoding="utf-8").splitlines())
-    code, events = ask("How many lines does README.md have?", ROOT)
+    lines = len((ROOT / "LICENSE").read_text(encoding="utf-8").splitlines())
+    code, events = ask("How many lines does LICENSE have?", ROOT)
     assert code == 0
     (call,) = [event for event in events if event["type"] == "tool_call"]
-    assert (call["tool"], call["arguments"]) == ("count_lines", {"path": "README.md"})
+    assert (call["tool"], call["arguments"]) == ("count_lines", {"path": "LICENSE"})
     assert str(lines) in events[-1]["text"]
 
 

@@ -20,8 +20,7 @@ from posttrainllm.runtime import Grammar
 from posttrainllm.runtime.tokenizer import HuggingFaceTokenizer, decode
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = [ROOT / "models" / name / "tokenizer" for name in ("demo", "demo_specialist")]
-TOKENIZER = next((folder / "tokenizer.json" for folder in FOLDERS if folder.exists()), None)
+TOKENIZER = ROOT / "models" / "demo" / "tokenizer" / "tokenizer.json"
 DEMO = {
     "list_files", "read_file", "count_lines", "count_words", "search_text", "file_size", "file_date", "calculate",
     "current_time",
