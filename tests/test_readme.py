@@ -54,7 +54,7 @@ def test_the_first_command_answers() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.== "LICENSE has 21 lines.\n"
+    assert done.stdout == "LICENSE has 21 lines.\n"
 
 
 def test_ci_runs_the_readmes_test_command() -> None:
