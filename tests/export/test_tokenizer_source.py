@@ -191,7 +191,7 @@ def test_a_folder_that_nobody_may_read_is_not_there(
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "is_file", denied)
-        found = resolved(make_file, tmp_path, source="/root/tok")
+        found = resolved(make_file, tmp_path, source="/home/other/tok")
     assert found.info.kind == "missing"
     found = resolved(make_file, tmp_path, source="x" * 5000)
     assert found.info.kind == "missing"
