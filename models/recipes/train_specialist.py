@@ -1,6 +1,6 @@
 """Train the bundled demo specialist: `python models/recipes/train_specialist.py --out models/demo`.
 
-A decoder of about 4.5 million parameters with a context of 1024, trained from scratch on the synthetic
+A decoder of about 5.4 million parameters with a context of 1024, trained from scratch on the synthetic
 conversations of `specialist_data.py` (nothing is downloaded), with a byte-level BPE that is trained first.
 Writes `demo.tinygpt` (fp16) and `tokenizer/tokenizer.json`. Needs torch, and posttrainllm for the writer.
 
@@ -12,8 +12,6 @@ With `--checkpoint FILE` the state is saved now and then, and a run that finds t
 from __future__ import annotations
 
 import argparse
-import json
-import math
 import os
 import tempfile
 import time
@@ -25,196 +23,21 @@ from random import Random
 import specialist_data as data
 import torch
 import torch.nn.functional as F
-from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
-from tokenizers import Tokenizer as Encoder
+from specialist_model import CONTEXT, HEADS, HIDDEN, LAYERS, VOCAB, WIDTH, Decoder, initialise
+from specialist_tokenizer import open_tokenizer, train_tokenizer
 from torch import Tensor, distributed, multiprocessing, nn
 
-from posttrainllm.agent.tools import Tool
 from posttrainllm.export.tinygpt_writer import canonical_names, write_tinygpt
 from posttrainllm.runtime.tokenizer import HuggingFaceTokenizer
 
-LAYERS, HEADS, WIDTH, HIDDEN, CONTEXT, VOCAB = 5, 4, 256, 1024, 1024, 1536
-HEAD_DIM = WIDTH // HEADS
 BATCH_TOKENS = 5120  # per step and process, whatever the row length
 LEARNING_RATE, WEIGHT_DECAY, WARMUP = 2e-3, 0.1, 60
-DECAY_FROM = 0.35  # share of the time after which the learning rate falls, in a line to zero
-EASY_UNTIL = 0.05  # share of the time with short rows and few tools
-LENGTHS, LENGTH_WEIGHTS = (384, 640, 1024), (0.55, 0.25, 0.20)
+DECAY_FROM = 0.3  # share of the time after which the learning rate falls, in a line to zero
+EASY_UNTIL = 0.03  # share of the time with short rows and few tools
+LENGTHS, LENGTH_WEIGHTS = (384, 640, 1024), (0.40, 0.42, 0.18)
 READ_SHARE = 0.12  # share of the tokens that the model only reads whose prediction is trained too
 READ_WEIGHT = 0.5  # of those in the loss
 SHIFTED = 0.25  # share of short rows that begin at a random position
-EMBEDDING_SCALE, POSITION_DIMS = 0.05, 80
-SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-
-# Letters together; each digit, punctuation mark and JSON escape by itself; spaces apart from words. So a
-# name has the same ids in a question, in a call, in a result and in an answer, and copying is exact.
-SPLIT = r"""\\u[0-9a-fA-F]{4}|\\["\\/bfnrt]|[\p{L}\p{M}]+|\p{N}| +|\n+|[^\s\p{L}\p{M}\p{N}]|\s"""
-
-
-# --- tokenizer ---------------------------------------------------------------------------------------
-
-
-def fixed_texts() -> list[str]:
-    """Stretches of the template that never change: one id each, since the model has nothing to read there."""
-    text = data.DIALECT.system("\0", [Tool("x")])[1].text
-    before, after = text.split("\0")[1].split("- x()")
-    return [before, after, '{"tool":"', '","stdout":"', '","stderr":"', '","exit_code":', ": string"]
-
-
-def train_tokenizer(folder: Path, seed: int, exchanges: int = 30000) -> None:
-    """Write tokenizer.json and tokenizer_config.json."""
-    encoder = Encoder(models.BPE())
-    encoder.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(SPLIT), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    encoder.decoder = decoders.ByteLevel()
-    fixed = fixed_texts()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB - len(fixed),
-        special_tokens=list(SPECIAL),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    encoder.train_from_iterator(data.texts(Random(f"tokenizer/{seed}"), exchanges), trainer)
-    encoder.add_tokens([AddedToken(text, normalized=False, special=False) for text in fixed])
-    folder.mkdir(parents=True, exist_ok=True)
-    encoder.save(str(folder / "tokenizer.json"))
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": "<|im_end|>",
-        "pad_token": "<|endoftext|>",
-        "model_max_length": CONTEXT,
-        "clean_up_tokenization_spaces": False,
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-
-
-def open_tokenizer(folder: Path) -> HuggingFaceTokenizer:
-    path = folder / "tokenizer.json"
-    return HuggingFaceTokenizer(path.read_text(encoding="utf-8"), str(path))
-
-
-# --- model -------------------------------------------------------------------------------------------
-
-
-class Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        b, t, c = x.shape
-        q, k, v = (
-            project(x).view(b, t, HEADS, HEAD_DIM).transpose(1, 2)
-            for project in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # scale 1/sqrt(D)
-        return self.o_proj(mixed.transpose(1, 2).reshape(b, t, c))
-
-
-class MLP(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc_in, self.fc_out = nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc_out(F.gelu(self.fc_in(x)))  # the exact (erf) GELU
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.ln1, self.ln2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.attn, self.mlp = Attention(), MLP()
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attn(self.ln1(x))
-        return x + self.mlp(self.ln2(x))
-
-
-class Decoder(nn.Module):
-    """The `.tinygpt` base model; parameter names are the container's."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.token_embedding = nn.Embedding(VOCAB, WIDTH)
-        self.position_embedding = nn.Embedding(CONTEXT, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
-        self.ln_final = nn.LayerNorm(WIDTH)
-
-    def hidden(self, ids: Tensor, start: Tensor) -> Tensor:
-        """States [b, t, C] before the head, of ids [b, t] whose first positions are `start` [b]."""
-        positions = start[:, None] + torch.arange(ids.shape[1])
-        x = self.token_embedding(ids) + self.position_embedding(positions)
-        for block in self.blocks:
-            x = block(x)
-        return self.ln_final(x)
-
-    def head(self, states: Tensor) -> Tensor:
-        return states @ self.token_embedding.weight.T
-
-
-def initialise(model: Decoder, *, copying: bool = True) -> None:
-    """Random weights; sinusoids as the first value of the learned positions; a first idea of copying.
-
-    Positions begin in the first POSITION_DIMS dimensions and tokens in the others, so that "the token
-    before" is a rotation that a head can hold from the start. `copying` gives layer 0 two heads that look
-    one and two tokens back, and layer 1 two that look behind earlier occurrences of the current token.
-    Nothing keeps these weights from changing; they only save the time that it takes to find them.
-    """
-    for name, parameter in model.named_parameters():
-        if name.endswith(("o_proj.weight", "fc_out.weight")):
-            nn.init.normal_(parameter, std=0.5 * WIDTH**-0.5 / math.sqrt(2 * LAYERS))
-        elif name.endswith("embedding.weight"):
-            nn.init.normal_(parameter, std=EMBEDDING_SCALE)
-        elif name.endswith(("_proj.weight", "fc_in.weight")):
-            nn.init.normal_(parameter, std=0.5 * WIDTH**-0.5)
-        elif name.endswith(".bias"):
-            nn.init.zeros_(parameter)
-    pairs = POSITION_DIMS // 2
-    rates = torch.cat(
-        [0.05 + 3.05 * torch.rand(HEAD_DIM // 2), torch.logspace(-3, -1, pairs - HEAD_DIM // 2)]
-    )
-    angles = torch.arange(CONTEXT)[:, None] * rates
-    table = torch.zeros(CONTEXT, WIDTH)
-    table[:, :POSITION_DIMS:2], table[:, 1:POSITION_DIMS:2] = angles.sin(), angles.cos()
-    model.position_embedding.weight.data.copy_(2 * EMBEDDING_SCALE * table)
-    model.token_embedding.weight.data[:, :POSITION_DIMS] = 0
-    if copying:
-        begin_with_copying(model, rates)
-
-
-@torch.no_grad()
-def begin_with_copying(model: Decoder, rates: Tensor) -> None:
-    """Set some heads of the first two layers as `initialise` says."""
-    first, second = model.blocks[0].attn, model.blocks[1].attn
-    tokens = WIDTH - POSITION_DIMS
-    reads = [orthogonal(HEAD_DIM, tokens) for _ in range(2)]
-    writes = [orthogonal(HEAD_DIM, WIDTH) for _ in range(2)]
-    for head, lag in enumerate((1, 2)):
-        rows = slice(head * HEAD_DIM, (head + 1) * HEAD_DIM)
-        query, key = torch.zeros(HEAD_DIM, WIDTH), torch.zeros(HEAD_DIM, WIDTH)
-        for index in range(HEAD_DIM // 2):
-            angle, at = rates[index] * lag, 2 * index
-            key[at, at] = key[at + 1, at + 1] = 1
-            query[at, at], query[at, at + 1] = angle.cos(), -angle.sin()  # the rotation back by `lag`
-            query[at + 1, at], query[at + 1, at + 1] = angle.sin(), angle.cos()
-        first.q_proj.weight[rows], first.k_proj.weight[rows] = 1.2 * query, 1.2 * key
-        first.v_proj.weight[rows] = F.pad(reads[head], (POSITION_DIMS, 0))
-        first.o_proj.weight[:, rows] = 0.08 * writes[head].T
-    for head in range(2):
-        rows = slice(head * HEAD_DIM, (head + 1) * HEAD_DIM)
-        second.q_proj.weight[rows] = 1.5 * F.pad(reads[0], (POSITION_DIMS, 0))
-        second.k_proj.weight[rows] = 1.5 * writes[0]
-        copied = F.pad(orthogonal(HEAD_DIM, tokens), (POSITION_DIMS, 0))
-        second.v_proj.weight[rows], second.o_proj.weight[:, rows] = copied, 0.1 * copied.T
-
-
-def orthogonal(rows: int, columns: int) -> Tensor:
-    return nn.init.orthogonal_(torch.empty(rows, columns))
 
 
 # --- batches -----------------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ def scenes(data: Any, count: int) -> Iterator[Any]:
 def test_the_ids_are_those_that_the_agent_feeds(data: Any, tokenizer: HuggingFaceTokenizer) -> None:
     dialect = PosttrainDialect()
     for scene in scenes(data, 60):
-        exchange = scene.exchange()
+        exchange = data.exchange(scene)
         pieces = dialect.system(scene.offer.header, scene.offer.tools) + dialect.user(exchange.request)
         for call, result in exchange.steps:
             pieces += [Piece("sampled", json.dumps(call, ensure_ascii=False)), *dialect.end_of_turn()]
@@ -75,7 +75,7 @@ def test_calls_fit_their_tools_and_replies_the_grammar(data: Any, tokenizer: Hug
     for scene in scenes(data, 60):
         tools = {tool.name: tool for tool in scene.offer.tools}
         grammar = Grammar(reply_schema(scene.offer.tools), tokenizer, vocab_size=tokenizer.vocab_size)
-        for exchange in (scene.exchange(), scene.exchange()):
+        for exchange in (data.exchange(scene), data.exchange(scene)):
             for call, result in exchange.steps:
                 assert check_arguments(tools[call["tool"]], call["arguments"]) == call["arguments"]
                 assert result.tool == call["tool"]
@@ -112,7 +112,7 @@ def test_every_request_is_filled_and_every_tool_is_asked_for(data: Any) -> None:
     refused = 0
     for scene in scenes(data, 400):
         for _ in range(4):
-            exchange = scene.exchange()
+            exchange = data.exchange(scene)
             assert exchange.request.strip()
             assert not re.search(
                 r"\{[A-Za-z]\}|\{(path|folder|pattern|other|one|two)\}|<\|", exchange.request
@@ -126,22 +126,24 @@ def test_every_request_is_filled_and_every_tool_is_asked_for(data: Any) -> None:
 
 
 def test_answers_hold_the_facts(data: Any) -> None:
-    outcome, path = data.Outcome, {"path": "a b.txt"}
-    assert data.answer("count_lines", path, outcome("42")) == "a b.txt has 42 lines."
-    assert data.answer("count_words", path, outcome("1")) == "a b.txt has 1 word."
-    assert data.answer("file_size", path, outcome("7 bytes")) == "a b.txt is 7 bytes."
-    said = data.answer("file_date", path, outcome("2024-05-03 14:22"))
+    results = importlib.import_module("specialist_results")
+    outcome, path = results.Outcome, {"path": "a b.txt"}
+    assert results.answer("count_lines", path, outcome("42")) == "a b.txt has 42 lines."
+    assert results.answer("count_words", path, outcome("1")) == "a b.txt has 1 word."
+    assert results.answer("file_size", path, outcome("7 bytes")) == "a b.txt is 7 bytes."
+    said = results.answer("file_date", path, outcome("2024-05-03 14:22"))
     assert said == "a b.txt was last changed on 2024-05-03 at 14:22."
-    assert data.answer("read_file", path, outcome("")) == "a b.txt is empty."
-    assert data.answer("read_file", path, outcome("a\nb\nc\nd")) == "a b.txt says: a\nb\nc…"
+    assert results.answer("read_file", path, outcome("")) == "a b.txt is empty."
+    assert results.answer("read_file", path, outcome("a\nb\nc\nd")) == "a b.txt says: a\nb\nc…"
     given = {"pattern": "x", "path": "src"}
-    found = data.answer("search_text", given, outcome("2 matches\nsrc/a:3: x\nsrc/b:1: x"))
+    found = results.answer("search_text", given, outcome("2 matches\nsrc/a:3: x\nsrc/b:1: x"))
     assert found == '2 matches for "x": first in src/a, line 3.'
-    assert data.answer("search_text", given, outcome("0 matches")) == 'No match for "x" in src.'
+    assert results.answer("search_text", given, outcome("0 matches")) == 'No match for "x" in src.'
     assert (
-        data.answer("list_files", {"folder": "d"}, outcome("a\nb/\n(3 more)")) == "d holds: a, b/ (3 more)."
+        results.answer("list_files", {"folder": "d"}, outcome("a\nb/\n(3 more)"))
+        == "d holds: a, b/ (3 more)."
     )
-    assert data.answer("calculate", {"expression": "1+1"}, outcome("2")) == "1+1 = 2"
-    assert data.answer("current_time", {}, outcome("2024-05-03 14:22")) == "It is 14:22 on 2024-05-03."
+    assert results.answer("calculate", {"expression": "1+1"}, outcome("2")) == "1+1 = 2"
+    assert results.answer("current_time", {}, outcome("2024-05-03 14:22")) == "It is 14:22 on 2024-05-03."
     missing = outcome("", "no such file: a b.txt", 1)
-    assert data.answer("file_size", path, missing) == "I could not do that: no such file: a b.txt."
+    assert results.answer("file_size", path, missing) == "I could not do that: no such file: a b.txt."
