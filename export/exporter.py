@@ -20,7 +20,6 @@ from ..runtime.bundle import (
 )
 from ..runtime.errors import CheckFailedError, MissingExtraError, UsageError
 from . import genai_config
-from .architectures import ARCHITECTURES
 from .checkpoint import Checkpoint, open_checkpoint
 from .tokenizer_source import ResolvedTokenizer, resolve_tokenizer
 
@@ -89,11 +88,12 @@ def _require_onnx() -> None:
 
 def _fill(staging: Path, checkpoint: Checkpoint, words: ResolvedTokenizer, progress: Progress) -> Manifest:
     from . import decoder, parity
+    from .attention import padded_head_dim
 
     config = checkpoint.config
     model = decoder.build_decoder(checkpoint)
     _save(model, staging, progress)
-    kv = KVLayout(config.layers, config.kv_heads, decoder.padded_head_dim(config), "float32")
+    kv = KVLayout(config.layers, config.kv_heads, padded_head_dim(config), "float32")
     report = parity.measure(
         checkpoint,
         staging / GRAPH,
@@ -113,7 +113,7 @@ def _fill(staging: Path, checkpoint: Checkpoint, words: ResolvedTokenizer, progr
         kv=kv,
         tokenizer=words.info,
         end_of_turn_ids=words.end_of_turn_ids,
-        dialect=ARCHITECTURES[config.architecture].dialect,
+        dialect=words.dialect,
         source=SourceInfo(checkpoint.path.name, checkpoint.format, checkpoint.sha256()),
         config=asdict(config) | {"tensors": _tensors(model)},
         parity=report.to_json(),
@@ -129,7 +129,7 @@ def _fill(staging: Path, checkpoint: Checkpoint, words: ResolvedTokenizer, progr
 def _save(model: ir.Model, staging: Path, progress: Progress) -> None:
     import onnx_ir as ir
 
-    from .decoder import INLINE_NBYTES
+    from .graph import INLINE_NBYTES
 
     def report(_: object, info: ir.external_data.CallbackInfo) -> None:
         progress("writing weights", info.index + 1, info.total)
@@ -143,7 +143,7 @@ def _tensors(model: ir.Model) -> dict[str, str]:
     """Name to type and shape, `float32[96, 32]`, of the weights as the graph stores them."""
     import onnx_ir as ir
 
-    from .decoder import HALF
+    from .graph import HALF
 
     tensors = [value.const_value for value in model.graph.initializers.values()]
     return {
