@@ -78,13 +78,13 @@ def read_header(file: BufferedReader, path: Path, nbytes: int) -> GGUFHeader:
     cursor = _Cursor(file, path, nbytes)
     if cursor.take(4, "the magic") != MAGIC:
         raise CheckpointError(path, "does not start with GGUF", "a GGUF file")
-    version = cursor.integer("<u4", "the version")
+    version = cursor.integer(4, "the version")
     if version & 0xFFFF == 0:
         raise CheckpointError(path, "a big-endian GGUF file", "a little-endian one", "convert it again")
     if version not in (2, 3):
         raise CheckpointError(path, f"GGUF version {version}", "version 2 or 3", "convert it again")
-    tensors = cursor.integer("<u8", "the tensor count")
-    pairs = cursor.integer("<u8", "the metadata count")
+    tensors = cursor.integer(8, "the tensor count")
+    pairs = cursor.integer(8, "the metadata count")
     cursor.afford(pairs, _MIN_PAIR_NBYTES, f"{pairs} metadata entries")
     cursor.afford(tensors, _MIN_TENSOR_NBYTES, f"{tensors} tensors")
     metadata: dict[str, Value] = {}
@@ -115,18 +115,19 @@ class _Cursor:
             )
 
     def take(self, nbytes: int, what: str) -> bytes:
-        self.afford(nbytes, 1, f"{nbytes} bytes for {what}")
+        if nbytes > self._limit - self.position:  # before the sentence is made: this runs for every token
+            self.afford(nbytes, 1, f"{nbytes} bytes for {what}")
         data = self._file.read(nbytes)
         if len(data) != nbytes:
             raise CheckpointError(self.path, f"ends inside {what}", "a complete GGUF file", "get it again")
         self.position += nbytes
         return data
 
-    def integer(self, dtype: str, what: str) -> int:
-        return int(np.frombuffer(self.take(np.dtype(dtype).itemsize, what), dtype)[0])
+    def integer(self, nbytes: int, what: str) -> int:
+        return int.from_bytes(self.take(nbytes, what), "little")
 
     def name(self, what: str) -> str:
-        nbytes = self.integer("<u8", what)
+        nbytes = self.integer(8, what)
         if nbytes > _MAX_NAME_NBYTES:
             raise CheckpointError(self.path, f"{what} of {nbytes} bytes", f"at most {_MAX_NAME_NBYTES}")
         try:
@@ -135,7 +136,7 @@ class _Cursor:
             raise CheckpointError(self.path, f"{what} is not UTF-8", "a readable name") from None
 
     def text(self, key: str) -> str:
-        data = self.take(self.integer("<u8", key), key)
+        data = self.take(self.integer(8, key), key)
         # Vocabularies must be exact; what people write about themselves need not be.
         try:
             return data.decode(errors="strict" if key.startswith("tokenizer.") else "replace")
@@ -143,7 +144,7 @@ class _Cursor:
             raise CheckpointError(self.path, f"metadata {key} is not UTF-8", "UTF-8 text") from None
 
     def value(self, key: str) -> Value:
-        kind = self.integer("<u4", key)
+        kind = self.integer(4, key)
         if kind == _STRING:
             return self.text(key)
         if kind == _ARRAY:
@@ -153,12 +154,13 @@ class _Cursor:
         scalar = np.frombuffer(self.take(np.dtype(_SCALARS[kind]).itemsize, key), _SCALARS[kind])[0]
         if kind == _BOOL:
             return bool(scalar)
-        number: int | float = scalar.item()
+        # 0.1 as float32 is 0.10000000149: what was meant is the shortest decimal that gives the same float32.
+        number: int | float = float(str(scalar)) if scalar.dtype == np.float32 else scalar.item()
         return number
 
     def _array(self, key: str) -> list[str] | NDArray[np.generic]:
-        kind = self.integer("<u4", key)
-        count = self.integer("<u8", key)
+        kind = self.integer(4, key)
+        count = self.integer(8, key)
         if kind == _STRING:
             self.afford(count, 8, f"{count} strings in {key}")
             return [self.text(key) for _ in range(count)]
@@ -173,12 +175,12 @@ class _Cursor:
 def _tensor(cursor: _Cursor, path: Path) -> TensorInfo:
     """One entry; `start` is still relative to the data."""
     name = cursor.name("a tensor name")
-    dimensions = cursor.integer("<u4", name)
+    dimensions = cursor.integer(4, name)
     if not 1 <= dimensions <= _MAX_DIMENSIONS:
         raise CheckpointError(path, f"tensor {name} has {dimensions} dimensions", f"1 to {_MAX_DIMENSIONS}")
     sizes = struct.unpack(f"<{dimensions}Q", cursor.take(8 * dimensions, name))
-    number = cursor.integer("<u4", name)
-    start = cursor.integer("<u8", name)
+    number = cursor.integer(4, name)
+    start = cursor.integer(8, name)
     shape = tuple(reversed(sizes))
     kind = TYPES.get(number)
     if kind is None:
