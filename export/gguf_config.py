@@ -51,7 +51,17 @@ def huggingface_config(file: GGUFFile) -> Config:
         raise CheckpointError(file.path, "attends in both directions", "a causal decoder")
     config = fill(file, keys)
     config["tie_word_embeddings"] = "output.weight" not in file.tensors
-    return config
+    return config | _token_ids(file, config["vocab_size"])
+
+
+def _token_ids(file: GGUFFile, vocab_size: int) -> Config:
+    """Ids that the file names; explicit None otherwise, because transformers' defaults are other models' ids."""
+    keys = Keys(file.path, file.metadata, "tokenizer.ggml.")
+    ids: Config = {}
+    for name, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
+        number = keys.integer(f"{key}_token_id", vocab_size)
+        ids[f"{name}_token_id"] = number if number < vocab_size else None
+    return ids
 
 
 def _rows(file: GGUFFile, name: str) -> int:
