@@ -128,8 +128,8 @@ class _Cursor:
 
     def name(self, what: str) -> str:
         nbytes = self.integer(8, what)
-        if nbytes > _MAX_NAME_NBYTES:
-            raise CheckpointError(self.path, f"{what} of {nbytes} bytes", f"at most {_MAX_NAME_NBYTES}")
+        if not 1 <= nbytes <= _MAX_NAME_NBYTES:
+            raise CheckpointError(self.path, f"{what} of {nbytes} bytes", f"1 to {_MAX_NAME_NBYTES}")
         try:
             return self.take(nbytes, what).decode()
         except UnicodeDecodeError:

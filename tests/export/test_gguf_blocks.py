@@ -40,11 +40,11 @@ def test_every_bit_pattern_gives_the_packages_value(kind: BlockType) -> None:
 def test_a_grid_is_integers_with_scales(kind: BlockType) -> None:
     assert kind.unpack is not None
     blocks = random_rows(kind, 40, 1)
-    grid = kind.unpack(blocks)
-    assert grid.integers[0].size == kind.count
-    assert grid.scale.shape == grid.integers.shape[:2]
-    assert (grid.offset is None) == (grid.integers.dtype == np.int8)
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"):  # random halves are infinite now and then
+        grid = kind.unpack(blocks)
+        assert grid.integers[0].size == kind.count
+        assert grid.scale.shape == grid.integers.shape[:2]
+        assert (grid.offset is None) == (grid.integers.dtype == np.int8)
         values = grid.scale[..., None] * grid.integers + (0 if grid.offset is None else grid.offset[..., None])
         np.testing.assert_array_equal(values.reshape(40, -1), dequantise(blocks, kind))
 

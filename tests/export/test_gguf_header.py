@@ -104,7 +104,7 @@ LIES: dict[str, tuple[bytes, str]] = {
     "only a magic": (b"GGUF", "version"),
     "many tensors": (gguf_bytes([], [], counts=(HUGE, 0)), "tensors, more than the file holds"),
     "many entries": (gguf_bytes([], [], counts=(0, HUGE)), "metadata entries, more than the file holds"),
-    "fewer entries than claimed": (gguf_bytes([pair("a", U8, 1)], [], counts=(0, 2)), "expected"),
+    "fewer entries than claimed": (gguf_bytes([pair("a", U8, 1)], [], counts=(0, 2)), "a metadata key of 0 bytes"),
     "long key": (gguf_bytes([struct.pack("<Q", HUGE)], [], bytes(64)), "metadata key of"),
     "long text": (gguf_bytes([text("k") + struct.pack("<IQ", STRING, HUGE)], [], bytes(64)), "more than the file"),
     "long array": (gguf_bytes([text("k") + struct.pack("<IIQ", ARRAY, F64, HUGE)], [], bytes(64)), "numbers in k"),
