@@ -18,6 +18,7 @@ Floats = NDArray[np.float32]
 
 _CHUNK_NBYTES = 1 << 20  # of blocks unpacked at a time: the intermediate arrays stay in the cache
 _SUPER = 256  # elements of a K-quant's block
+_1, _3, _4, _6, _15, _63 = (np.uint8(value) for value in (1, 3, 4, 6, 15, 63))
 
 
 @dataclass(frozen=True)
@@ -80,24 +81,24 @@ def _half(blocks: Bytes, first: int) -> Floats:
 def _nibbles(packed: Bytes, run: int) -> Bytes:
     """Each `run` bytes [blocks, n] give `run` low halves, then `run` high ones: [blocks, n / run, 2, run]."""
     runs = packed.reshape(len(packed), -1, 1, run)
-    return np.concatenate([runs & 15, runs >> 4], axis=2)
+    return np.concatenate([runs & _15, runs >> _4], axis=2)
 
 
 def _pairs(packed: Bytes) -> Bytes:
     """Each 32 bytes [blocks, n] give four runs of 32 2-bit integers: [blocks, n / 32, 4, 32]."""
     runs = packed.reshape(len(packed), -1, 1, 32)
-    return runs >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3
+    return runs >> np.array([0, 2, 4, 6], np.uint8)[:, None] & _3
 
 
 def _bits(packed: Bytes) -> Bytes:
     """Bit i of each of 32 bytes [blocks, 32] for i from 0 to 7: [blocks, 8, 32]."""
-    return packed[:, None, :] >> np.arange(8, dtype=np.uint8)[:, None] & 1
+    return packed[:, None, :] >> np.arange(8, dtype=np.uint8)[:, None] & _1
 
 
 def _fifth(packed: Bytes) -> Bytes:
     """32 bits [blocks, 4 bytes], least significant first, as 16 in [blocks, 1, 1, 32]."""
     bits = np.unpackbits(np.ascontiguousarray(packed), axis=1, bitorder="little")
-    return (bits << 4)[:, None, None]
+    return (bits << _4)[:, None, None]
 
 
 def _signed(integers: Bytes, zero: int) -> NDArray[np.int8]:
@@ -130,26 +131,26 @@ def _q8_0(blocks: Bytes) -> Grid:
 
 def _q2_k(blocks: Bytes) -> Grid:
     scales, integers = blocks[:, :16], _pairs(blocks[:, 16:80]).reshape(-1, 16, 16)
-    scale = _half(blocks, 80) * (scales & 15).astype(np.float32)
-    return Grid(integers, scale, -(_half(blocks, 82) * (scales >> 4).astype(np.float32)))
+    scale = _half(blocks, 80) * (scales & _15).astype(np.float32)
+    return Grid(integers, scale, -(_half(blocks, 82) * (scales >> _4).astype(np.float32)))
 
 
 def _q3_k(blocks: Bytes) -> Grid:
     low = _pairs(blocks[:, 32:96]).reshape(-1, 8, 32)
-    integers = (low | _bits(blocks[:, :32]) << 2).reshape(-1, 16, 16)
+    integers = (low | _bits(blocks[:, :32]) << np.uint8(2)).reshape(-1, 16, 16)
     # 16 scales of 6 bits: 8 bytes hold the low 4 bits of scales i and i + 8, 4 bytes the high 2 bits.
     packed = blocks[:, 96:108]
-    low_bits = np.concatenate([packed[:, :8] & 15, packed[:, :8] >> 4], axis=1)
-    high_bits = np.concatenate([packed[:, 8:] >> shift & 3 for shift in (0, 2, 4, 6)], axis=1)
-    scales = _signed(low_bits | high_bits << 4, 32).astype(np.float32)
+    low_bits = np.concatenate([packed[:, :8] & _15, packed[:, :8] >> _4], axis=1)
+    high_bits = np.concatenate([packed[:, 8:] >> np.uint8(shift) & _3 for shift in (0, 2, 4, 6)], axis=1)
+    scales = _signed(low_bits | high_bits << _4, 32).astype(np.float32)
     return Grid(_signed(integers, 4), _half(blocks, 108) * scales, None)
 
 
 def _scales_and_minima(packed: Bytes) -> tuple[Floats, Floats]:
     """8 scales and 8 minima of 6 bits in 12 bytes: the first 4 of each plainly, then the rest in pieces."""
     a, b, c = packed[:, :4], packed[:, 4:8], packed[:, 8:]
-    scales = np.concatenate([a & 63, c & 15 | a >> 6 << 4], axis=1)
-    minima = np.concatenate([b & 63, c >> 4 | b >> 6 << 4], axis=1)
+    scales = np.concatenate([a & _63, c & _15 | a >> _6 << _4], axis=1)
+    minima = np.concatenate([b & _63, c >> _4 | b >> _6 << _4], axis=1)
     return scales.astype(np.float32), minima.astype(np.float32)
 
 
@@ -161,13 +162,13 @@ def _q4_k(blocks: Bytes) -> Grid:
 
 def _q5_k(blocks: Bytes) -> Grid:
     scales, minima = _scales_and_minima(blocks[:, 4:16])
-    integers = _nibbles(blocks[:, 48:], 32).reshape(-1, 8, 32) | _bits(blocks[:, 16:48]) << 4
+    integers = _nibbles(blocks[:, 48:], 32).reshape(-1, 8, 32) | _bits(blocks[:, 16:48]) << _4
     return Grid(integers, _half(blocks, 0) * scales, -(_half(blocks, 2) * minima))
 
 
 def _q6_k(blocks: Bytes) -> Grid:
     low = _nibbles(blocks[:, :128], 64).reshape(-1, 8, 32)
-    integers = low | _pairs(blocks[:, 128:192]).reshape(-1, 8, 32) << 4
+    integers = low | _pairs(blocks[:, 128:192]).reshape(-1, 8, 32) << _4
     scales = np.ascontiguousarray(blocks[:, 192:208]).view(np.int8).astype(np.float32)
     return Grid(_signed(integers, 32).reshape(-1, 16, 16), _half(blocks, 208) * scales, None)
 

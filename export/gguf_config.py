@@ -81,7 +81,7 @@ def _decoder(file: GGUFFile, keys: Keys, name: str, model_type: str) -> Config:
     head_dim = keys.size("attention.key_length", hidden // heads or 1)
     if keys.size("attention.value_length", head_dim) != head_dim:
         raise keys.refuse("attention.value_length", f"the key length, {head_dim}")
-    config = {
+    return {
         "architectures": [name],
         "model_type": model_type,
         "vocab_size": _vocab_size(file),
@@ -98,7 +98,6 @@ def _decoder(file: GGUFFile, keys: Keys, name: str, model_type: str) -> Config:
         "rope_scaling": _rope_scaling(file, keys),
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
     }
-    return config
 
 
 def _whole_rotation(keys: Keys, config: Config) -> Config:
@@ -135,7 +134,9 @@ def _rope_scaling(file: GGUFFile, keys: Keys) -> Config | None:
     }
     usual = math.sqrt(1 + math.log(context / original) / math.log(original)) if context > original else 1.0
     attention = keys.number("rope.scaling.attn_factor", usual)
-    return scaling if math.isclose(attention, usual, rel_tol=1e-6) else scaling | {"attention_factor": attention}
+    return (
+        scaling if math.isclose(attention, usual, rel_tol=1e-6) else scaling | {"attention_factor": attention}
+    )
 
 
 def _yarn(keys: Keys, factor: float) -> Config:

@@ -11,6 +11,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from io import BufferedReader
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 
@@ -222,7 +223,7 @@ def _placed(infos: list[TensorInfo], start: int, path: Path, nbytes: int) -> tup
             )
         placed.append(TensorInfo(info.name, info.type, info.shape, start + info.start))
     order = sorted(placed, key=lambda info: info.start)
-    for before, after in zip(order, order[1:], strict=False):
+    for before, after in pairwise(order):
         if before.start + before.nbytes > after.start:
             raise CheckpointError(path, f"tensors {before.name} and {after.name} overlap", "separate tensors")
     return tuple(placed)

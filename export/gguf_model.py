@@ -69,7 +69,7 @@ class GGUFModel:
         shape = self._infos[origin.name].shape
         return shape[::-1] if origin.transposed else shape
 
-    def type(self, name: str) -> BlockType:
+    def stored_type(self, name: str) -> BlockType:
         """How tensor `name` is stored."""
         return self._infos[self._origins[name].name].type
 

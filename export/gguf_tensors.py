@@ -94,13 +94,17 @@ _LLAMA = _with(
     Origin("", rows="rotary_key"),
     "blk.{i}.attn_k",
 )
-_PHI3 = _TOP | _PRE_NORMS | _plain(
-    {
-        "blk.{i}.attn_qkv": _BLOCK + "self_attn.qkv_proj",
-        "blk.{i}.attn_output": _BLOCK + "self_attn.o_proj",
-        "blk.{i}.ffn_up": _BLOCK + "mlp.gate_up_proj",
-        "blk.{i}.ffn_down": _BLOCK + "mlp.down_proj",
-    }
+_PHI3 = (
+    _TOP
+    | _PRE_NORMS
+    | _plain(
+        {
+            "blk.{i}.attn_qkv": _BLOCK + "self_attn.qkv_proj",
+            "blk.{i}.attn_output": _BLOCK + "self_attn.o_proj",
+            "blk.{i}.ffn_up": _BLOCK + "mlp.gate_up_proj",
+            "blk.{i}.ffn_down": _BLOCK + "mlp.down_proj",
+        }
+    )
 )
 
 
@@ -216,6 +220,8 @@ def check_rows(origin: Origin, rows: int, config: Mapping[str, Any]) -> bool:
     if origin.rows == "as_stored":
         return True
     if origin.rows == "packed_heads":
-        return rows % (3 * config["num_attention_heads"]) == 0
-    count = "num_key_value_heads" if origin.rows == "rotary_key" else "num_attention_heads"
-    return rows % (2 * config[count]) == 0
+        parts = 3 * int(config["num_attention_heads"])
+    else:
+        kind = "num_key_value_heads" if origin.rows == "rotary_key" else "num_attention_heads"
+        parts = 2 * int(config[kind])
+    return rows % parts == 0

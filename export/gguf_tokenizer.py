@@ -83,7 +83,10 @@ def rebuild_tokenizer(file: GGUFFile) -> GGUFTokenizer:
         parts, bos_default = _sentence_pieces(keys, vocabulary), True
     else:
         raise TokenizerError(
-            file.path, f"a tokenizer of the kind {model[:60]!r}", "gpt2 (BPE) or llama (SentencePiece)", _REMEDY
+            file.path,
+            f"a tokenizer of the kind {model[:60]!r}",
+            "gpt2 (BPE) or llama (SentencePiece)",
+            _REMEDY,
         )
     special = _special_tokens(keys, vocabulary)
     bos = special.get("bos_token") if keys.boolean("add_bos_token", bos_default) else None
@@ -93,7 +96,7 @@ def rebuild_tokenizer(file: GGUFFile) -> GGUFTokenizer:
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": _added_tokens(vocabulary, set(special.values()), strips=strips),
+        "added_tokens": _added_tokens(vocabulary, strips=strips),
         "post_processor": _template(vocabulary.ids(), bos, eos),
         **parts,
     }
@@ -124,10 +127,14 @@ def _vocabulary(keys: Keys) -> _Vocabulary:
         raise keys.refuse("token_type", "a type for every token")
     seen: dict[str, int] = {}
     for token, text in enumerate(texts):
-        if not text or (types[token] == UNUSED and text == f"[PAD{token}]"):  # converters fill gaps with these
+        if not text or (
+            types[token] == UNUSED and text == f"[PAD{token}]"
+        ):  # converters fill gaps with these
             texts[token] = None
         elif text in seen:
-            raise TokenizerError(keys.path, f"tokens {seen[text]} and {token} are both {text!r:.60}", "", _REMEDY)
+            raise TokenizerError(
+                keys.path, f"tokens {seen[text]} and {token} are both {text!r:.60}", "", _REMEDY
+            )
         else:
             seen[text] = token
     return _Vocabulary(texts, [int(kind) for kind in types])
@@ -161,13 +168,13 @@ def _end_ids(keys: Keys, vocabulary: _Vocabulary) -> tuple[int, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _added_tokens(vocabulary: _Vocabulary, special: set[str], *, strips: bool) -> list[dict[str, Any]]:
-    """Tokens that are found in the text before it is cut: control ones, declared ones, and the user's."""
+def _added_tokens(vocabulary: _Vocabulary, *, strips: bool) -> list[dict[str, Any]]:
+    """Tokens that are found in the text before it is cut: control ones and the user's."""
     added = []
     for token, text in enumerate(vocabulary.texts):
         if text is None:
             continue
-        control = vocabulary.types[token] in (CONTROL, UNKNOWN) or text in special
+        control = vocabulary.types[token] in (CONTROL, UNKNOWN)
         if control or vocabulary.types[token] == USER_DEFINED:
             added.append(
                 {
@@ -199,7 +206,9 @@ def _template(ids: Mapping[str, int], bos: str | None, eos: str | None) -> dict[
         "single": around("A", 0),
         "pair": around("A", 0) + around("B", 1),
         "special_tokens": {
-            text: {"id": text, "ids": [ids[text]], "tokens": [text]} for text in (bos, eos) if text is not None
+            text: {"id": text, "ids": [ids[text]], "tokens": [text]}
+            for text in (bos, eos)
+            if text is not None
         },
     }
 
@@ -221,7 +230,9 @@ def _byte_pairs(keys: Keys, vocabulary: _Vocabulary, warnings: list[str]) -> tup
     for number, merge in enumerate(keys.texts("merges")):
         first, _, second = merge.partition(" ")
         if first not in ids or second not in ids or first + second not in ids:
-            raise TokenizerError(keys.path, f"merge {number} is {merge!r:.60}", "tokens of its vocabulary", _REMEDY)
+            raise TokenizerError(
+                keys.path, f"merge {number} is {merge!r:.60}", "tokens of its vocabulary", _REMEDY
+            )
         merges.append(merge)
     parts = {
         "normalizer": {"type": "NFC"} if rule.nfc else None,

@@ -45,7 +45,9 @@ def test_a_grid_is_integers_with_scales(kind: BlockType) -> None:
         assert grid.integers[0].size == kind.count
         assert grid.scale.shape == grid.integers.shape[:2]
         assert (grid.offset is None) == (grid.integers.dtype == np.int8)
-        values = grid.scale[..., None] * grid.integers + (0 if grid.offset is None else grid.offset[..., None])
+        values = grid.scale[..., None] * grid.integers + (
+            0 if grid.offset is None else grid.offset[..., None]
+        )
         np.testing.assert_array_equal(values.reshape(40, -1), dequantise(blocks, kind))
 
 

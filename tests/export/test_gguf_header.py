@@ -19,7 +19,19 @@ from posttrainllm.export.gguf_keys import Keys
 from posttrainllm.runtime.errors import CheckpointError
 
 U8, I8, U16, I16, U32, I32, F32, BOOL, STRING, ARRAY, U64, I64, F64 = range(13)
-FORMATS = {U8: "B", I8: "b", U16: "H", I16: "h", U32: "I", I32: "i", F32: "f", BOOL: "?", U64: "Q", I64: "q", F64: "d"}
+FORMATS = {
+    U8: "B",
+    I8: "b",
+    U16: "H",
+    I16: "h",
+    U32: "I",
+    I32: "i",
+    F32: "f",
+    BOOL: "?",
+    U64: "Q",
+    I64: "q",
+    F64: "d",
+}
 
 
 def text(value: str | bytes) -> bytes:
@@ -31,7 +43,9 @@ def pair(key: str, kind: int, value: Any, inner: int = STRING) -> bytes:
     head = text(key) + struct.pack("<I", kind)
     if kind == ARRAY:
         head += struct.pack("<IQ", inner, len(value))
-        return head + b"".join(text(v) if inner == STRING else struct.pack("<" + FORMATS[inner], v) for v in value)
+        return head + b"".join(
+            text(v) if inner == STRING else struct.pack("<" + FORMATS[inner], v) for v in value
+        )
     return head + (text(value) if kind == STRING else struct.pack("<" + FORMATS[kind], value))
 
 
@@ -72,7 +86,11 @@ def test_every_kind_of_value_is_read(tmp_path: Path, version: int) -> None:
     numbers = {U8: 200, I8: -3, U16: 60000, I16: -300, U32: 4_000_000_000, I32: -9, U64: 2**63, I64: -(2**40)}
     pairs = [pair(f"n.{kind}", kind, value) for kind, value in numbers.items()]
     pairs += [pair("f", F32, 0.1), pair("d", F64, 0.1), pair("b", BOOL, True), pair("s", STRING, "ü\n")]
-    pairs += [pair("texts", ARRAY, ["a", "", "🦙"]), pair("ints", ARRAY, [1, -2], I32), pair("none", ARRAY, [], F32)]
+    pairs += [
+        pair("texts", ARRAY, ["a", "", "🦙"]),
+        pair("ints", ARRAY, [1, -2], I32),
+        pair("none", ARRAY, [], F32),
+    ]
     with opened(tmp_path, gguf_bytes(pairs, [], version=version)) as file:
         meta = file.metadata
     assert {kind: meta[f"n.{kind}"] for kind in numbers} == numbers
@@ -104,12 +122,27 @@ LIES: dict[str, tuple[bytes, str]] = {
     "only a magic": (b"GGUF", "version"),
     "many tensors": (gguf_bytes([], [], counts=(HUGE, 0)), "tensors, more than the file holds"),
     "many entries": (gguf_bytes([], [], counts=(0, HUGE)), "metadata entries, more than the file holds"),
-    "fewer entries than claimed": (gguf_bytes([pair("a", U8, 1)], [], counts=(0, 2)), "a metadata key of 0 bytes"),
+    "fewer entries than claimed": (
+        gguf_bytes([pair("a", U8, 1)], [], counts=(0, 2)),
+        "a metadata key of 0 bytes",
+    ),
     "long key": (gguf_bytes([struct.pack("<Q", HUGE)], [], bytes(64)), "metadata key of"),
-    "long text": (gguf_bytes([text("k") + struct.pack("<IQ", STRING, HUGE)], [], bytes(64)), "more than the file"),
-    "long array": (gguf_bytes([text("k") + struct.pack("<IIQ", ARRAY, F64, HUGE)], [], bytes(64)), "numbers in k"),
-    "long list": (gguf_bytes([text("k") + struct.pack("<IIQ", ARRAY, STRING, HUGE)], [], bytes(64)), "strings in k"),
-    "array of arrays": (gguf_bytes([text("k") + struct.pack("<IIQ", ARRAY, ARRAY, 1)], [], bytes(64)), "array of"),
+    "long text": (
+        gguf_bytes([text("k") + struct.pack("<IQ", STRING, HUGE)], [], bytes(64)),
+        "more than the file",
+    ),
+    "long array": (
+        gguf_bytes([text("k") + struct.pack("<IIQ", ARRAY, F64, HUGE)], [], bytes(64)),
+        "numbers in k",
+    ),
+    "long list": (
+        gguf_bytes([text("k") + struct.pack("<IIQ", ARRAY, STRING, HUGE)], [], bytes(64)),
+        "strings in k",
+    ),
+    "array of arrays": (
+        gguf_bytes([text("k") + struct.pack("<IIQ", ARRAY, ARRAY, 1)], [], bytes(64)),
+        "array of",
+    ),
     "unknown kind": (gguf_bytes([text("k") + struct.pack("<I", 77)], [], bytes(64)), "unknown type 77"),
     "key twice": (gguf_bytes([pair("k", U8, 1), pair("k", U8, 2)], []), "k occurs twice"),
     "key not UTF-8": (gguf_bytes([text(b"\xff") + struct.pack("<IB", U8, 1)], []), "not UTF-8"),
@@ -168,11 +201,14 @@ def test_damage_is_refused_or_read(tmp_path_factory: pytest.TempPathFactory, dat
     path = tmp_path_factory.mktemp("damage") / "model.gguf"
     path.write_bytes(content)
     try:
-        with GGUFFile(path) as file:
-            for name, info in file.tensors.items():
-                assert file.blocks(name).nbytes == info.nbytes <= len(content)
+        file = GGUFFile(path)
     except CheckpointError as error:
-        assert str(error).isprintable()
+        message = str(error)
+        assert message.isprintable()  # noqa: PT017 - either outcome is right
+        return
+    with file:
+        for name, info in file.tensors.items():
+            assert file.blocks(name).nbytes == info.nbytes <= len(content)
 
 
 def test_a_file_that_shrinks_is_an_error(tmp_path: Path) -> None:
@@ -228,8 +264,14 @@ def test_parts_that_do_not_fit_are_refused(parts: Parts, tmp_path: Path) -> None
 
 
 def test_keys_name_what_is_wrong(tmp_path: Path) -> None:
-    pairs = [pair("a.same", ARRAY, [4, 4], I32), pair("a.mixed", ARRAY, [4, 5], I32), pair("a.text", STRING, "x")]
-    with opened(tmp_path, gguf_bytes([*pairs, pair("a.nan", F32, float("nan")), pair("a.no", BOOL, False)], [])) as file:
+    pairs = [
+        pair("a.same", ARRAY, [4, 4], I32),
+        pair("a.mixed", ARRAY, [4, 5], I32),
+        pair("a.text", STRING, "x"),
+    ]
+    with opened(
+        tmp_path, gguf_bytes([*pairs, pair("a.nan", F32, float("nan")), pair("a.no", BOOL, False)], [])
+    ) as file:
         keys = Keys(file.path, file.metadata, "a.")
     assert keys.integer("same") == 4
     assert keys.integer("absent", 7) == 7

@@ -17,16 +17,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from posttrainllm.export.gguf_blocks import TYPES, dequantise
 from posttrainllm.export.gguf_model import GGUFModel
-from posttrainllm.runtime.errors import CheckpointError
 
 gguf = pytest.importorskip("gguf")
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 Tensor = NDArray[np.float32]
-LLAMA3 = {
+LLAMA3: dict[str, Any] = {
     "rope_type": "llama3",
     "factor": 8.0,
     "low_freq_factor": 1.0,
@@ -185,7 +183,11 @@ CASES = {
     "tied": Case("LLAMA", "LlamaConfig", {"tie_word_embeddings": True}, rotary_neighbours, rotation),
     "wide heads": Case("LLAMA", "LlamaConfig", {"head_dim": 8}, rotary_neighbours, rotation),
     "smollm3": Case(
-        "SMOLLM3", "SmolLM3Config", {"num_hidden_layers": 5, "no_rope_layers": None}, rotary_neighbours, rotation
+        "SMOLLM3",
+        "SmolLM3Config",
+        {"num_hidden_layers": 5, "no_rope_layers": None},
+        rotary_neighbours,
+        rotation,
     ),
     "granite": Case("GRANITE", "GraniteConfig", GRANITE, rotary_neighbours, granite_keys),
     "qwen2": Case("QWEN2", "Qwen2Config", {}),

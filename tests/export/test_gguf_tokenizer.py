@@ -247,12 +247,13 @@ SENTENCES = [*TEXTS, *CORPUS, "unseen ŵ ẑ ⵣ 𝔘", "▁ already", "<0x41>",
 
 @pytest.mark.parametrize("prefix", SENTENCE_KINDS.values(), ids=SENTENCE_KINDS)
 def test_sentence_pieces_give_sentencepieces_ids(prefix: bool, tmp_path: Path) -> None:
-    """Where user-defined symbols stand inside the text, llama.cpp puts a space after them: compared below."""
+    """But where llama.cpp, compared below, differs too: it puts a space after each user-defined symbol, and
+    looks for these before spaces become ▁."""
     model, keys = sentence_pieces(tmp_path, prefix=prefix)
     tokenizer, _ = rebuilt(write(tmp_path / "m.gguf", "llama", **keys))
     compared = 0
     for text in SENTENCES:
-        if prefix and ("  " in text or "<start_of_turn>" in text or not text.strip()):
+        if "▁" in text or (prefix and ("  " in text or "<start_of_turn>" in text or not text.strip())):
             continue
         expected = [model.bos_id(), *model.encode(text)]
         assert tokenizer.encode(text).ids == expected, text
@@ -271,3 +272,96 @@ def test_sentence_pieces_give_llama_cpps_ids(
     tokenizer, _ = rebuilt(path)
     for text in [*SENTENCES, "<end_of_turn>\nx", "a<end_of_turn> b"]:
         assert tokenizer.encode(text).ids == llama_cpp_ids(path, text), text
+
+
+SMALL = {
+    "model": "gpt2",
+    "pre": "gpt-2",
+    "tokens": ["a", "b", "ab", "<s>", "</s>", "<|im_end|>", "<tool>"],
+    "token_type": [NORMAL, NORMAL, NORMAL, CONTROL, CONTROL, CONTROL, USER_DEFINED],
+    "merges": ["a b"],
+    "bos_token_id": 3,
+    "eos_token_id": 4,
+}
+
+
+def test_ids_flags_and_template_reach_the_files(tmp_path: Path) -> None:
+    template = "{% for m in messages %}{{ m['content'] }}{% endfor %}\n"
+    keys = SMALL | {"add_bos_token": True, "add_eos_token": True, "eot_token_id": 6, "padding_token_id": 0}
+    tokenizer, result = rebuilt(write(tmp_path / "m.gguf", "llama", **keys, chat_template=template))
+    assert tokenizer.encode("abb").ids == [3, 2, 1, 4]
+    assert tokenizer.encode("ab", "a").ids == [3, 2, 4, 3, 0, 4]
+    assert tokenizer.encode("ab", add_special_tokens=False).ids == [2]
+    assert result.end_ids == (4, 6, 5)
+    config = json.loads(result.files["tokenizer_config.json"])
+    assert (config["bos_token"], config["eos_token"], config["pad_token"]) == ("<s>", "</s>", "a")
+    assert config["chat_template"] == template == result.files["chat_template.jinja"].decode()
+    added = {entry["content"]: entry["special"] for entry in json.loads(tokenizer.to_str())["added_tokens"]}
+    assert added == {"<s>": True, "</s>": True, "<|im_end|>": True, "<tool>": False}
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "expected"),
+    [
+        ("llama-bpe", {}, [3, 2]),
+        ("llama-bpe", {"add_bos_token": False}, [2]),
+        ("gpt-2", {}, [2]),
+        ("qwen2", {"add_bos_token": True}, [3, 2]),
+    ],
+)
+def test_the_beginning_is_added_where_the_file_or_its_kind_says(
+    name: str, said: dict[str, bool], expected: list[int], tmp_path: Path
+) -> None:
+    tokenizer, _ = rebuilt(write(tmp_path / "m.gguf", "llama", **(SMALL | said | {"pre": name})))
+    assert tokenizer.encode("ab").ids == expected
+
+
+def test_phi3_drops_space_after_its_markers(tmp_path: Path) -> None:
+    _, keys = sentence_pieces(tmp_path, prefix=True)
+    for arch, stripped in (("phi3", True), ("llama", False)):
+        tokenizer, _ = rebuilt(write(tmp_path / f"{arch}.gguf", arch, **keys))
+        spaced, plain = (tokenizer.encode(f"<end_of_turn>{gap}Hello").ids for gap in (" \n", ""))
+        assert (spaced == plain) == stripped
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"model": "t5"}, "kind 't5'"),
+        ({"pre": "chatglm-bpe"}, "pre-tokenizer 'chatglm-bpe'"),
+        ({"merges": ["a c"]}, "merge 0 is 'a c'"),
+        ({"merges": ["b a"]}, "merge 0 is 'b a'"),
+        ({"merges": ["ab"]}, "merge 0 is 'ab'"),
+        ({"tokens": ["a", "b", "ab", "a", "", "", ""]}, "tokens 0 and 3 are both 'a'"),
+        ({"token_type": [NORMAL]}, "token_type"),
+        ({"tokens": "abc"}, "tokens is 'abc'"),
+        ({"eos_token_id": "4"}, "eos_token_id is '4'"),
+        ({"add_bos_token": "yes"}, "add_bos_token is 'yes'"),
+        ({"model": "llama"}, "scores is missing"),
+        ({"model": "llama", "scores": [0.0] * 6 + [float("nan")]}, "scores"),
+        ({"chat_template": 3}, "chat_template"),
+    ],
+)
+def test_what_cannot_be_rebuilt_is_refused(changed: dict[str, Any], words: str, tmp_path: Path) -> None:
+    message = refused(write(tmp_path / "m.gguf", "llama", **(SMALL | changed)))
+    assert words in message
+    assert "\n" not in message
+
+
+def test_ids_out_of_range_are_nothing(tmp_path: Path) -> None:
+    tokenizer, result = rebuilt(write(tmp_path / "m.gguf", "llama", **(SMALL | {"eos_token_id": 700})))
+    assert result.end_ids == (4, 5)  # by their texts
+    assert "eos_token" not in json.loads(result.files["tokenizer_config.json"])
+    assert tokenizer.encode("ab").ids == [2]
+
+
+def test_an_unnamed_rule_is_a_warning(tmp_path: Path) -> None:
+    keys = {key: value for key, value in SMALL.items() if key != "pre"}
+    _, result = rebuilt(write(tmp_path / "m.gguf", "llama", **keys))
+    assert "no pre-tokenizer" in result.warnings[0]
+
+
+def test_a_model_without_a_vocabulary_says_so(tmp_path: Path) -> None:
+    for model, expected in (("no_vocab", False), ("gpt2", True)):
+        with GGUFFile(write(tmp_path / f"{model}.gguf", "llama", model=model)) as file:
+            assert has_tokenizer(file) is expected
