@@ -1,0 +1,210 @@
+"""Quantised blocks in our row order, refusals of a model as a whole, and memory: no torch needed."""
+
+from __future__ import annotations
+
+import re
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from posttrainllm.export.gguf_blocks import TYPES, dequantise
+from posttrainllm.export.gguf_model import GGUFModel
+from posttrainllm.runtime.errors import CheckpointError
+
+gguf = pytest.importorskip("gguf")
+
+Weights = dict[str, NDArray[Any]]
+HEADS, KV_HEADS, HIDDEN, MIDDLE, VOCAB = 4, 2, 256, 512, 50
+
+
+def weights(layers: int = 1, vocab: int = VOCAB) -> Weights:
+    rng = np.random.default_rng(5)
+    shapes: dict[str, tuple[int, ...]] = {"token_embd": (vocab, HIDDEN), "output_norm": (HIDDEN,)}
+    for i in range(layers):
+        block = {
+            "attn_q": (HIDDEN, HIDDEN),
+            "attn_k": (HIDDEN // 2, HIDDEN),
+            "attn_v": (HIDDEN // 2, HIDDEN),
+            "attn_output": (HIDDEN, HIDDEN),
+            "ffn_gate": (MIDDLE, HIDDEN),
+            "ffn_up": (MIDDLE, HIDDEN),
+            "ffn_down": (HIDDEN, MIDDLE),
+            "attn_norm": (HIDDEN,),
+            "ffn_norm": (HIDDEN,),
+        }
+        shapes |= {f"blk.{i}.{name}": shape for name, shape in block.items()}
+    return {f"{name}.weight": rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+KEYS: dict[str, Any] = {
+    "block_count": 1,
+    "context_length": 128,
+    "embedding_length": HIDDEN,
+    "feed_forward_length": MIDDLE,
+    "attention.head_count": HEADS,
+    "attention.head_count_kv": KV_HEADS,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+}
+
+
+def save(
+    folder: Path,
+    tensors: Weights,
+    *,
+    arch: str = "llama",
+    quantised: Any = None,
+    keys: dict[str, Any] | None = None,
+) -> Path:
+    path = folder / "model.gguf"
+    writer = gguf.GGUFWriter(path, arch)
+    for key, value in (KEYS | (keys or {})).items():
+        add = {
+            str: writer.add_string,
+            float: writer.add_float32,
+            bool: writer.add_bool,
+            int: writer.add_uint32,
+        }
+        if isinstance(value, list):
+            writer.add_array(f"{arch}.{key}", value)
+        elif value is not None:
+            add[type(value)](f"{arch}.{key}", value)
+    for name, value in tensors.items():
+        if quantised is not None and value.ndim == 2 and value.shape[1] % 32 == 0:
+            writer.add_tensor(name, gguf.quants.quantize(value, quantised), raw_dtype=quantised)
+        else:
+            writer.add_tensor(name, value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "BF16"])
+def test_moving_rows_of_blocks_is_moving_rows_of_values(name: str, tmp_path: Path) -> None:
+    tensors = weights()
+    kind = gguf.GGMLQuantizationType[name]
+    with GGUFModel(save(tmp_path, tensors, quantised=kind)) as model:
+        for theirs, ours, heads in (("attn_q", "q_proj", HEADS), ("attn_k", "k_proj", KV_HEADS)):
+            stored = gguf.quants.dequantize(
+                gguf.quants.quantize(tensors[f"blk.0.{theirs}.weight"], kind), kind
+            )
+            half_first = stored.reshape(heads, -1, 2, HIDDEN).swapaxes(1, 2).reshape(stored.shape)
+            full = f"model.layers.0.self_attn.{ours}.weight"
+            np.testing.assert_array_equal(model.tensor(full), half_first)
+            found = model.quantised(full)
+            if name == "BF16":
+                assert found is None
+                continue
+            assert found is not None
+            assert (found.type.name, found.shape, found.transposed) == (name, stored.shape, False)
+            np.testing.assert_array_equal(dequantise(found.blocks, found.type), half_first)
+        assert model.quantised("model.norm.weight") is None
+        assert model.stored_type("model.embed_tokens.weight").name == name
+
+
+def test_gpt2_says_that_its_blocks_are_turned(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    up = rng.standard_normal((96, 32)).astype(np.float32)
+    tensors = {
+        "token_embd.weight": rng.standard_normal((9, 32)).astype(np.float32),
+        "position_embd.weight": rng.standard_normal((128, 32)).astype(np.float32),
+        "blk.0.ffn_up.weight": up,
+        "blk.0.ffn_up.bias": up[:, 0].copy(),
+    }
+    keys = {"embedding_length": 32, "feed_forward_length": 96, "attention.layer_norm_epsilon": 1e-5}
+    kind = gguf.GGMLQuantizationType.Q8_0
+    with GGUFModel(save(tmp_path, tensors, arch="gpt2", quantised=kind, keys=keys)) as model:
+        name = "transformer.h.0.mlp.c_fc.weight"
+        found = model.quantised(name)
+        assert found is not None
+        assert found.transposed
+        assert found.shape == (96, 32)
+        assert model.shapes[name] == (32, 96)
+        np.testing.assert_array_equal(dequantise(found.blocks, found.type).T, model.tensor(name))
+        np.testing.assert_array_equal(model.tensor("transformer.h.0.mlp.c_fc.bias"), up[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"expert_count": 8}, "mixture of experts"),
+        ({"block_count": None}, "llama.block_count is missing"),
+        ({"attention.head_count": 0}, "attention.head_count is 0"),
+        ({"attention.head_count": 7}, "a multiple of the heads"),
+        ({"attention.head_count_kv": [2, 1]}, "the same for every layer"),
+        ({"attention.value_length": 8}, "attention.value_length is 8"),
+        ({"attention.causal": False}, "both directions"),
+        ({"rope.dimension_count": 32}, "rope.dimension_count is 32"),
+        ({"rope.scaling.type": "magic"}, "rope.scaling.type is 'magic'"),
+        ({"rope.scaling.type": "yarn"}, "rope.scaling.factor"),
+        ({"rope.scaling.type": "longrope"}, "rope_factors_long.weight is missing"),
+        ({"attention.layer_norm_rms_epsilon": float("nan")}, "layer_norm_rms_epsilon"),
+        ({"block_count": "one"}, "block_count is 'one'"),
+        (
+            {"context_length": 2**31, "block_count": 2**31},
+            "",
+        ),  # more layers than tensors: nothing is made of them
+    ],
+)
+def test_metadata_that_does_not_add_up_is_refused(keys: dict[str, Any], words: str, tmp_path: Path) -> None:
+    path = save(tmp_path, weights(), keys=keys)
+    if not words:
+        with GGUFModel(path) as model:
+            assert len(model.shapes) == 11
+        return
+    with pytest.raises(CheckpointError) as caught:
+        GGUFModel(path)
+    assert words in str(caught.value)
+
+
+def test_architectures_are_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="architecture 'mamba'"):
+        GGUFModel(save(tmp_path, weights(), arch="mamba"))
+
+
+def test_tensors_that_are_not_the_architectures_are_refused(tmp_path: Path) -> None:
+    cases = {
+        "blk.0.ssm_in.weight": np.ones((4, 4), np.float32),
+        "blk.1.attn_q.weight": np.ones((HIDDEN, HIDDEN), np.float32),  # beyond the layers
+        "blk.0.attn_q.bias": np.ones((1, 4, 4), np.float32),
+    }
+    for name, value in cases.items():
+        with pytest.raises(CheckpointError, match=re.escape(name)):
+            GGUFModel(save(tmp_path, weights() | {name: value}))
+    tensors = weights()
+    del tensors["token_embd.weight"]
+    with pytest.raises(CheckpointError, match=r"token_embd\.weight is missing"):
+        GGUFModel(save(tmp_path, tensors))
+
+
+def test_a_nan_is_refused_when_its_tensor_is_read(tmp_path: Path) -> None:
+    tensors = weights()
+    tensors["blk.0.ffn_up.weight"][3, 5] = np.nan
+    with GGUFModel(save(tmp_path, tensors)) as model:
+        model.tensor("model.layers.0.mlp.down_proj.weight")
+        with pytest.raises(CheckpointError, match=r"NaN or infinity in tensor blk\.0\.ffn_up"):
+            model.tensor("model.layers.0.mlp.up_proj.weight")
+
+
+def test_reading_a_tensor_takes_little_more_than_its_values(tmp_path: Path) -> None:
+    tensors = weights(layers=2, vocab=16384)
+    path = save(tmp_path, tensors, quantised=gguf.GGMLQuantizationType.Q8_0, keys={"block_count": 2})
+    largest = tensors["token_embd.weight"].nbytes
+    tracemalloc.start()
+    try:
+        with GGUFModel(path) as model:
+            for name in model.shapes:
+                model.tensor(name)
+        # The values, their blocks (9/32 of that), one chunk, and the mask of what is finite.
+        assert tracemalloc.get_traced_memory()[1] < 1.75 * largest + (8 << 20)
+    finally:
+        tracemalloc.stop()
+
+
+def test_every_type_has_a_table_row() -> None:
+    assert {kind.name for kind in TYPES.values()} >= {"F32", "F16", "BF16", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL"}
