@@ -52,8 +52,8 @@ def main() -> None:
     options = parser.parse_args()
     runs: dict[str, list[list[float]]] = {"here": [], "package": []}
     for _ in range(options.rounds):
-        for who in runs:
-            runs[who].append(measure(who, options.model))
+        for who, figures in runs.items():
+            figures.append(measure(who, options.model))
     for column, name in enumerate(("open", "values", "peak memory")):
         here, package = (statistics.median(run[column] for run in runs[who]) for who in ("here", "package"))
         unit = "MiB" if name == "peak memory" else "s"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 import tracemalloc
 from pathlib import Path
@@ -9,11 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from posttrainllm.export.gguf_blocks import TYPES, dequantise
 from posttrainllm.export.gguf_model import GGUFModel
-from posttrainllm.runtime.errors import CheckpointError
+from posttrainllm.export.gguf_tokenizer import has_tokenizer, rebuild_tokenizer
+from posttrainllm.runtime.errors import CheckpointError, TokenizerError
 
 gguf = pytest.importorskip("gguf")
 
@@ -208,3 +213,64 @@ def test_reading_a_tensor_takes_little_more_than_its_values(tmp_path: Path) -> N
 
 def test_every_type_has_a_table_row() -> None:
     assert {kind.name for kind in TYPES.values()} >= {"F32", "F16", "BF16", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL"}
+
+
+@pytest.fixture(scope="module")
+def small_file(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A whole small model with a tokenizer: 3 kB of head, small weights."""
+    vocabulary = {
+        "ggml.model": "gpt2",
+        "ggml.pre": "smollm",
+        "ggml.tokens": ["a", "b", "ab", "<s>", "</s>"],
+        "ggml.token_type": [1, 1, 1, 3, 3],
+        "ggml.merges": ["a b"],
+        "ggml.bos_token_id": 3,
+        "ggml.eos_token_id": 4,
+        "ggml.add_bos_token": True,
+        "chat_template": "{{ messages }}",
+    }
+    path = tmp_path_factory.mktemp("small") / "model.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    adds = {str: writer.add_string, float: writer.add_float32, bool: writer.add_bool, int: writer.add_uint32}
+    keys = {f"llama.{key}": value for key, value in KEYS.items()}
+    keys |= {"llama.embedding_length": 8, "llama.feed_forward_length": 8, "llama.rope.scaling.type": "linear"}
+    for key, value in (keys | {f"tokenizer.{key}": value for key, value in vocabulary.items()}).items():
+        adds.get(type(value), writer.add_array)(key, value)
+    for name, tensor in weights().items():
+        writer.add_tensor(name, np.resize(tensor, tuple(min(size, 8) for size in tensor.shape)))
+    writer.add_tensor("rope_freqs.weight", np.ones(1, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path.read_bytes()
+
+
+def read_all(path: Path) -> int:
+    """Bytes of everything in a model: config, values, tokenizer."""
+    with GGUFModel(path) as model:
+        total = sum(model.tensor(name).nbytes for name in model.shapes)
+        json.dumps(dict(model.config), allow_nan=False)
+        if has_tokenizer(model.file):
+            total += sum(map(len, rebuild_tokenizer(model.file).files.values()))
+        return total
+
+
+def test_the_small_file_is_whole(small_file: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(small_file)
+    assert read_all(path) > 1000
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_damaged_model_is_refused_or_read(small_file: bytes, tmp_path: Path, data: st.DataObject) -> None:
+    content = bytearray(small_file)
+    head = small_file.index(b"output_norm") + 200
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, head))
+        content[at] = data.draw(st.one_of(st.integers(0, 255), st.sampled_from([0, 1, 0x7F, 0x80, 0xFF])))
+    path = tmp_path / "model.gguf"
+    path.write_bytes(content)
+    with contextlib.suppress(CheckpointError, TokenizerError):
+        assert read_all(path) < 100 * len(content)
