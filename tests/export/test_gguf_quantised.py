@@ -262,7 +262,7 @@ def test_the_small_file_is_whole(small_file: bytes, tmp_path: Path) -> None:
     assert read_all(path) > 1000
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_damaged_model_is_refused_or_read(small_file: bytes, tmp_path: Path, data: st.DataObject) -> None:
     content = bytearray(small_file)
