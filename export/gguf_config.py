@@ -78,7 +78,7 @@ def _vocab_size(file: GGUFFile) -> int:
 def _decoder(file: GGUFFile, keys: Keys, name: str, model_type: str) -> Config:
     """What all of them with RMSNorm and rotary positions have."""
     hidden, heads = keys.size("embedding_length"), keys.size("attention.head_count")
-    head_dim = keys.size("attention.key_length", hidden // heads or 1)
+    head_dim = _head_dim(keys)
     if keys.size("attention.value_length", head_dim) != head_dim:
         raise keys.refuse("attention.value_length", f"the key length, {head_dim}")
     return {
@@ -100,6 +100,11 @@ def _decoder(file: GGUFFile, keys: Keys, name: str, model_type: str) -> Config:
     }
 
 
+def _head_dim(keys: Keys) -> int:
+    equal = keys.size("embedding_length") // keys.size("attention.head_count")
+    return keys.size("attention.key_length", equal or 1)
+
+
 def _whole_rotation(keys: Keys, config: Config) -> Config:
     """`config`, when all of a head is rotated."""
     if keys.size("rope.dimension_count", config["head_dim"]) != config["head_dim"]:
@@ -108,28 +113,36 @@ def _whole_rotation(keys: Keys, config: Config) -> Config:
 
 
 def _rope_scaling(file: GGUFFile, keys: Keys) -> Config | None:
-    kind = keys.text("rope.scaling.type", "none")
+    kind = keys.text("rope.scaling.type", "linear")
     factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 0.0))
-    if kind == "linear" or (kind == "none" and factor not in (0.0, 1.0)):
-        return {"rope_type": "linear", "factor": factor or 1.0}
-    if kind == "yarn":
-        return _yarn(keys, factor)
+    if kind == "linear" and factor in (0.0, 1.0):
+        kind = "none"
+    if kind in ("linear", "yarn"):
+        if ROPE_TENSORS & file.tensors.keys():
+            raise CheckpointError(file.path, f"{kind} rotary scaling and rotary factors", "one of them")
+        return {"rope_type": "linear", "factor": factor} if kind == "linear" else _yarn(keys, factor)
     if kind not in ("none", "longrope"):
         raise keys.refuse("rope.scaling.type", "none, linear, yarn or longrope")
-    context = keys.size("context_length")
     if _ROPE_FREQS in file.tensors:
-        factors = _factors(file, _ROPE_FREQS)
+        factors = _factors(file, keys, _ROPE_FREQS)
         same = {"short_factor": factors, "long_factor": factors, "factor": 1.0, "attention_factor": 1.0}
+        context = keys.size("context_length")
         return {"rope_type": "longrope", **same, "original_max_position_embeddings": context}
-    if _ROPE_LONG not in file.tensors:
-        if kind == "longrope":
-            raise CheckpointError(file.path, f"tensor {_ROPE_LONG} is missing", "the factors of its longrope")
-        return None
-    original = keys.size("rope.scaling.original_context_length")
+    if _ROPE_LONG in file.tensors:
+        return _longrope(file, keys)
+    if kind == "longrope":
+        raise CheckpointError(file.path, f"tensor {_ROPE_LONG} is missing", "the factors of its longrope")
+    return None
+
+
+def _longrope(file: GGUFFile, keys: Keys) -> Config:
+    context, original = keys.size("context_length"), keys.size("rope.scaling.original_context_length")
+    if original < 2:
+        raise keys.refuse("rope.scaling.original_context_length", "at least 2")
     scaling = {
         "rope_type": "longrope",
-        "short_factor": _factors(file, _ROPE_SHORT),
-        "long_factor": _factors(file, _ROPE_LONG),
+        "short_factor": _factors(file, keys, _ROPE_SHORT),
+        "long_factor": _factors(file, keys, _ROPE_LONG),
         "original_max_position_embeddings": original,
     }
     usual = math.sqrt(1 + math.log(context / original) / math.log(original)) if context > original else 1.0
@@ -159,9 +172,13 @@ def _yarn(keys: Keys, factor: float) -> Config:
     return scaling
 
 
-def _factors(file: GGUFFile, name: str) -> list[float]:
+def _factors(file: GGUFFile, keys: Keys, name: str) -> list[float]:
     if name not in file.tensors:
         raise CheckpointError(file.path, f"tensor {name} is missing", "both lists of rotary factors")
+    rotated = keys.size("rope.dimension_count", _head_dim(keys))
+    if file.tensors[name].shape != (rotated // 2,):
+        found = list(file.tensors[name].shape)
+        raise CheckpointError(file.path, f"tensor {name} has the shape {found}", f"[{rotated // 2}]")
     values = dequantise(file.blocks(name), file.tensors[name].type).reshape(-1)
     if not (np.isfinite(values).all() and (values > 0).all()):
         raise CheckpointError(file.path, f"tensor {name} is not positive", "rotary factors")
@@ -299,7 +316,7 @@ def _gpt2(file: GGUFFile, keys: Keys) -> Config:
 
 def _gptneox(file: GGUFFile, keys: Keys) -> Config:
     hidden, heads = keys.size("embedding_length"), keys.size("attention.head_count")
-    head_dim = hidden // heads or 1
+    head_dim = _head_dim(keys)
     theta = keys.number("rope.freq_base", 10000.0)
     return {
         "architectures": ["GPTNeoXForCausalLM"],

@@ -69,6 +69,15 @@ class GGUFModel:
         shape = self._infos[origin.name].shape
         return shape[::-1] if origin.transposed else shape
 
+    @property
+    def stored_nbytes(self) -> dict[str, int]:
+        """Bytes of weights by the type they are stored in, most first."""
+        sizes: dict[str, int] = {}
+        for origin in self._origins.values():
+            info = self._infos[origin.name]
+            sizes[info.type.name] = sizes.get(info.type.name, 0) + info.nbytes
+        return dict(sorted(sizes.items(), key=lambda item: -item[1]))
+
     def stored_type(self, name: str) -> BlockType:
         """How tensor `name` is stored."""
         return self._infos[self._origins[name].name].type

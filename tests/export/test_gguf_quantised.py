@@ -167,6 +167,74 @@ def test_metadata_that_does_not_add_up_is_refused(keys: dict[str, Any], words: s
     assert words in str(caught.value)
 
 
+FACTORS = np.array([1, 2] * 16, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("keys", "extra", "expected"),
+    [
+        ({}, {}, None),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, {}, None),
+        ({"rope.scaling.factor": 4.0}, {}, {"rope_type": "linear", "factor": 4.0}),
+        ({"rope.scale_linear": 2.0}, {}, {"rope_type": "linear", "factor": 2.0}),
+        (
+            {"rope.scaling.original_context_length": 64, "rope.scaling.attn_factor": 1.25},
+            {"rope_factors_long.weight": FACTORS, "rope_factors_short.weight": FACTORS},
+            {
+                "rope_type": "longrope",
+                "short_factor": FACTORS.tolist(),
+                "long_factor": FACTORS.tolist(),
+                "original_max_position_embeddings": 64,
+                "attention_factor": 1.25,
+            },
+        ),
+        (
+            {
+                "rope.scaling.type": "yarn",
+                "rope.scaling.factor": 4.0,
+                "rope.scaling.original_context_length": 64,
+                "rope.scaling.yarn_beta_fast": 16.0,
+                "rope.scaling.yarn_attn_factor": 0.5,
+            },
+            {},
+            {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+                "attention_factor": 0.5,
+                "beta_fast": 16.0,
+            },
+        ),
+    ],
+)
+def test_rotary_scaling_as_the_config_has_it(
+    keys: dict[str, Any], extra: Weights, expected: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    with GGUFModel(save(tmp_path, weights() | extra, keys=keys)) as model:
+        assert model.config["rope_scaling"] == expected
+
+
+@pytest.mark.parametrize(
+    ("keys", "extra", "words"),
+    [
+        ({"rope.scaling.factor": 4.0}, {"rope_freqs.weight": FACTORS}, "one of them"),
+        ({}, {"rope_freqs.weight": -FACTORS}, "not positive"),
+        ({}, {"rope_freqs.weight": FACTORS[1:]}, "rope_freqs.weight has the shape"),
+        ({"rope.scaling.original_context_length": 1}, {"rope_factors_long.weight": FACTORS}, "at least 2"),
+        (
+            {"rope.scaling.original_context_length": 9},
+            {"rope_factors_long.weight": FACTORS},
+            "rope_factors_short.weight is missing",
+        ),
+    ],
+)
+def test_rotary_factors_that_do_not_add_up(
+    keys: dict[str, Any], extra: Weights, words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=words):
+        GGUFModel(save(tmp_path, weights() | extra, keys=keys))
+
+
 def test_architectures_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="architecture 'mamba'"):
         GGUFModel(save(tmp_path, weights(), arch="mamba"))
