@@ -24,6 +24,12 @@ class ExportOptions:
         "folder with the model's tokenizer.json (default: the one that the checkpoint names)",
         metavar="DIR",
     )
+    precision: Optional[str] = option(
+        None,
+        "fp32, fp16, int8, int4 or keep (a GGUF's own blocks), with a block size and exceptions if you like: "
+        "int4:64,embed_tokens=fp32 (default: fp32 for a .tinygpt, keep for a quantised source, else int8)",
+        metavar="P",
+    )
     force: bool = option(False, "replace DIR when it is a bundle already")
 
 
@@ -45,6 +51,7 @@ def run(argv: list[str]) -> int:
             Path(options.model),
             Path(options.out),
             tokenizer=Path(options.tokenizer) if options.tokenizer else None,
+            precision=options.precision,
             force=options.force,
             progress=progress,
         )

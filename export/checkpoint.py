@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ..runtime.errors import CheckpointError
 from .architectures import LinearLayout, ModelConfig
+from .gguf_blocks import BlockType
 from .tinygpt import TinyGPTCheckpoint
 
 
@@ -58,6 +59,12 @@ class Checkpoint(Protocol):
 
         For linear weights `linear_layout` says what that order is: input by output, or output by input.
         """
+
+    def block_type(self, name: str) -> BlockType | None:
+        """How tensor `name` is quantised in the source; None where it holds plain floats."""
+
+    def blocks(self, name: str) -> NDArray[np.uint8]:
+        """The blocks of `name`, [out, bytes of a row], rows in our order; for tensors that have a `block_type`."""
 
     def sha256(self) -> str:
         """Hexadecimal SHA-256 of the source."""

@@ -9,6 +9,7 @@ from .architectures import Activation, ModelConfig
 from .attention import attention, key_value_buffer
 from .checkpoint import Checkpoint
 from .graph import CONTRIB, GraphBuilder, Linear, Part, Weights, graph_value
+from .quantised import BlockSource
 
 OPSET = 18
 IR_VERSION = 9
@@ -21,14 +22,14 @@ _ACTIVATIONS: dict[Activation, tuple[str, str, dict[str, float]]] = {
 }
 
 
-def build_decoder(checkpoint: Checkpoint) -> ir.Model:
-    """The ONNX model of `checkpoint`, with lazy weights.
+def build_decoder(checkpoint: Checkpoint, blocks: BlockSource | None = None) -> ir.Model:
+    """The ONNX model of `checkpoint`, with lazy weights; those that `blocks` knows are quantised.
 
     Inputs and outputs are those of a bundle (`position_ids` only where positions are learned); past and present have the same shape
     [batch, kv_heads, capacity, padded_head_dim], so that one buffer can serve as both.
     """
     config = checkpoint.config
-    build = GraphBuilder(checkpoint)
+    build = GraphBuilder(checkpoint, blocks)
     ids = graph_value("input_ids", ir.DataType.INT64, ["batch", "new"])
     mask = graph_value("attention_mask", ir.DataType.INT64, ["batch", "total"])
     inputs = [ids, mask]
@@ -69,7 +70,7 @@ def _lengths(build: GraphBuilder, mask: ir.Value) -> tuple[ir.Value, ir.Value]:
 
 def _embed(build: GraphBuilder, ids: ir.Value, position_ids: ir.Value | None = None) -> ir.Value:
     config = build.config
-    hidden = build.op("Gather", build.weight("model.embed_tokens.weight"), ids, name="tokens")
+    hidden = build.rows("model.embed_tokens.weight", ids, "tokens")
     hidden = _scaled(build, hidden, config.embedding_multiplier, "embedding_multiplier", "tokens.scaled")
     if position_ids is None:
         return hidden
@@ -218,24 +219,16 @@ def _biased_linear(build: GraphBuilder, x: ir.Value, name: str) -> ir.Value:
 
 
 def _head(build: GraphBuilder, normed: ir.Value, ids: ir.Value) -> ir.Value:
-    """Logits [batch, new, vocab], over the token table itself where it is tied, which is stored once.
-
-    Gemm takes the table transposed as it lies; a Transpose node would be folded into a second copy.
-    """
+    """Logits [batch, new, vocab], over the token table itself where it is tied, which is stored once."""
     config = build.config
-    table = build.weight("model.embed_tokens.weight" if config.tied_head else "lm_head.weight")
+    table = "model.embed_tokens.weight" if config.tied_head else "lm_head.weight"
     normed = _scaled(build, normed, config.logit_multiplier, "logit_multiplier", "normed.scaled")
-    flat = build.op("Reshape", normed, build.ints("rows_of_hidden", [-1, config.hidden_size]), name="flat")
-    scores = build.op("Gemm", flat, table, name="flat_logits", transB=1)
-    if config.logit_softcap is not None:
+    if config.logit_softcap is None:
+        logits = build.scores(normed, table, ids, "logits")
+    else:
         cap = build.number("logit_softcap", config.logit_softcap)
-        scores = build.op("Tanh", build.op("Div", scores, cap, name="capped.in"), name="capped.out")
-        scores = build.op("Mul", scores, cap, name="flat_logits.capped")
-    sizes = build.op("Shape", ids, name="ids_shape")
-    shape = build.op(
-        "Concat", sizes, build.ints("vocab_size", [config.vocab_size]), name="logits_shape", axis=0
-    )
-    logits = build.op("Reshape", scores, shape, name="logits")
+        inner = build.op("Div", build.scores(normed, table, ids, "scores"), cap, name="capped.in")
+        logits = build.op("Mul", build.op("Tanh", inner, name="capped.out"), cap, name="logits")
     logits.type = ir.TensorType(ir.DataType.FLOAT)
     logits.shape = ir.Shape(["batch", "new", config.vocab_size])
     return logits

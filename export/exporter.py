@@ -21,6 +21,8 @@ from ..runtime.bundle import (
 from ..runtime.errors import CheckFailedError, MissingExtraError, UsageError
 from . import genai_config
 from .checkpoint import Checkpoint, open_checkpoint
+from .precision import Recipe, block_source, default_precision, parse_precision
+from .quantised import Dequantised
 from .tokenizer_source import ResolvedTokenizer, resolve_tokenizer
 
 if TYPE_CHECKING:
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
 
     from .parity import ParityReport
 
-PRECISION = "fp32"
 FLAVOUR = "fused"
 Progress = Callable[[str, int, int], None]
 
@@ -48,23 +49,26 @@ def export(
     out: Path,
     *,
     tokenizer: Path | None = None,
+    precision: str | None = None,
     force: bool = False,
     progress: Progress | None = None,
 ) -> ExportReport:
     """Convert the checkpoint `source` into the bundle folder `out`, or leave nothing behind.
 
-    Weights are streamed. `progress(stage, done, total)` is called along the way. Raises UsageError
+    Weights are streamed. `precision` is what --precision takes (precision.py); None chooses by the source. `progress(stage, done, total)` is called along the way. Raises UsageError
     for `out`, CheckpointError, TokenizerError, and CheckFailedError when parity does not hold.
     """
     _require_onnx()
     refuse_existing(out, force=force)
+    asked = parse_precision(precision) if precision is not None else None
     if out.exists() and source.resolve().is_relative_to(out.resolve()):
         raise UsageError(out, "holds the checkpoint that is exported", "another folder for --out")
     with open_checkpoint(source) as checkpoint:
+        recipe = asked or parse_precision(default_precision(checkpoint))
         words = resolve_tokenizer(checkpoint, tokenizer)
         try:
             with staged_bundle(out, force=force) as staging:
-                manifest = _fill(staging, checkpoint, words, progress or _silent)
+                manifest = _fill(staging, checkpoint, recipe, words, progress or _silent)
                 sizes = {file.name: file.stat().st_size for file in sorted(staging.iterdir())}
         except OSError as error:
             raise UsageError(out, f"cannot be written ({error.strerror or 'the disk is full'})") from error
@@ -86,28 +90,24 @@ def _require_onnx() -> None:
         ) from None
 
 
-def _fill(staging: Path, checkpoint: Checkpoint, words: ResolvedTokenizer, progress: Progress) -> Manifest:
-    from . import decoder, parity
+def _fill(
+    staging: Path, checkpoint: Checkpoint, recipe: Recipe, words: ResolvedTokenizer, progress: Progress
+) -> Manifest:
+    from . import decoder
     from .attention import padded_head_dim
 
     config = checkpoint.config
-    model = decoder.build_decoder(checkpoint)
+    model = decoder.build_decoder(checkpoint, block_source(recipe, checkpoint))
     _save(model, staging, progress)
     kv = KVLayout(config.layers, config.kv_heads, padded_head_dim(config), "float32")
-    report = parity.measure(
-        checkpoint,
-        staging / GRAPH,
-        kv,
-        precision=PRECISION,
-        progress=lambda done, total: progress("checking parity", done, total),
-    )
+    report = _check(staging, checkpoint, recipe, kv, progress)
     if not report.passed:
         raise _parity_failed(checkpoint, report)
     progress("hashing files", 0, 1)
     manifest = Manifest(
         architecture=config.architecture,
         flavour=FLAVOUR,
-        precision=PRECISION,
+        precision=recipe.precision,
         context_length=config.context_length,
         vocab_size=config.vocab_size,
         kv=kv,
@@ -115,7 +115,7 @@ def _fill(staging: Path, checkpoint: Checkpoint, words: ResolvedTokenizer, progr
         end_of_turn_ids=words.end_of_turn_ids,
         dialect=words.dialect,
         source=SourceInfo(checkpoint.path.name, checkpoint.format, checkpoint.sha256()),
-        config=asdict(config) | {"tensors": _tensors(model)},
+        config=asdict(config) | {"recipe": recipe.text, "tensors": _tensors(model)},
         parity=report.to_json(),
     )
     for name, content in words.files.items():
@@ -124,6 +124,38 @@ def _fill(staging: Path, checkpoint: Checkpoint, words: ResolvedTokenizer, progr
     seal(staging, manifest)
     progress("hashing files", 1, 1)
     return read_manifest(staging)
+
+
+def _check(
+    staging: Path, checkpoint: Checkpoint, recipe: Recipe, kv: KVLayout, progress: Progress
+) -> ParityReport:
+    from . import parity
+
+    def tell(done: int, total: int) -> None:
+        progress("checking parity", done, total)
+
+    graph = staging / GRAPH
+    blocks = block_source(recipe, checkpoint, independent=True)
+    if blocks is None:
+        return parity.measure(checkpoint, graph, kv, precision=recipe.precision, progress=tell)
+    exact = staging / "float-activations.onnx"
+    try:
+        _with_float_activations(graph, exact)
+        return parity.measure(Dequantised(checkpoint, blocks), exact, kv, shipped=graph, progress=tell)
+    finally:
+        exact.unlink(missing_ok=True)
+
+
+def _with_float_activations(graph: Path, out: Path) -> None:
+    """`graph` over the same weights file, but with products of float32 activations."""
+    import onnx
+
+    model = onnx.load(str(graph), load_external_data=False)
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            if node.op_type == "MatMulNBits" and attribute.name == "accuracy_level":
+                attribute.i = 1
+    onnx.save(model, str(out))
 
 
 def _save(model: ir.Model, staging: Path, progress: Progress) -> None:

@@ -17,7 +17,10 @@ from numpy.typing import NDArray
 from onnx_ir import tape
 
 from .architectures import tensor_shapes
+from .block_nodes import quantised_linear, quantised_rows, quantised_scores
 from .checkpoint import Checkpoint
+from .quantised import BlockSource
+from .quantize import QuantisedWeight
 
 CONTRIB = "com.microsoft"
 INLINE_NBYTES = 256
@@ -51,14 +54,19 @@ class Linear:
 
 
 class GraphBuilder:
-    """The graph while it is being recorded, and the checkpoint that its weights come from."""
+    """The graph while it is being recorded, and the checkpoint that its weights come from.
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    Weights that `blocks` knows are taken from there, in blocks.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, blocks: BlockSource | None = None) -> None:
         self.checkpoint = checkpoint
+        self.blocks = blocks
         self.config = checkpoint.config
         self.shapes = tensor_shapes(checkpoint.config)
         self.tape = tape.Tape()
         self.initializers: dict[str, ir.Value] = {}
+        self.last_blocks: tuple[str, QuantisedWeight] | None = None
 
     def op(
         self,
@@ -90,6 +98,12 @@ class GraphBuilder:
 
     def linear(self, x: ir.Value, layer: Linear) -> ir.Value:
         """`x` times the weight of `layer`, without its bias."""
+        if self.blocks and any(self.blocks.form(f"{part.module}.weight") for part in layer.parts):
+            return quantised_linear(self, self.blocks, x, layer)
+        return self.plain_linear(x, layer)
+
+    def plain_linear(self, x: ir.Value, layer: Linear) -> ir.Value:
+        """As `linear`, with the weight in floats."""
         dtype = self._common_dtype([f"{part.module}.weight" for part in layer.parts])
         weight = self.lazy(
             f"{layer.name}.weight", self.linear_shape(layer)[::-1], lambda: self.linear_weight(layer).T, dtype
@@ -126,6 +140,26 @@ class GraphBuilder:
         shape = self.linear_shape(layer)[:1]
         return self.lazy(f"{layer.name}.bias", shape, make, self._common_dtype(names))
 
+    def rows(self, table: str, ids: ir.Value, name: str) -> ir.Value:
+        """Rows `ids` of tensor `table`."""
+        if self.blocks and self.blocks.form(table):
+            return quantised_rows(self, self.blocks, table, ids, name)
+        return self.op("Gather", self.weight(table), ids, name=name)
+
+    def scores(self, x: ir.Value, table: str, ids: ir.Value, name: str) -> ir.Value:
+        """`x` [batch, new, hidden] times the rows of tensor `table`: [batch, new, rows of the table].
+
+        Gemm takes the table transposed as it lies; a Transpose node would be folded into a second copy.
+        """
+        if self.blocks and self.blocks.form(table):
+            return quantised_scores(self, self.blocks, x, table, name)
+        count, width = self.shapes[table]
+        flat = self.op("Reshape", x, self.ints("rows_of_hidden", [-1, width]), name=f"{name}.in")
+        found = self.op("Gemm", flat, self.weight(table), name=f"{name}.flat", transB=1)
+        sizes = self.op("Shape", ids, name="ids_shape")
+        shape = self.op("Concat", sizes, self.ints("vocab_size", [count]), name=f"{name}.shape", axis=0)
+        return self.op("Reshape", found, shape, name=name)
+
     def weight(self, name: str) -> ir.Value:
         """The checkpoint's tensor `name` as it is; stored once however often it is used."""
         dtype = self.checkpoint.dtype(name)
@@ -142,19 +176,24 @@ class GraphBuilder:
             return self.initializers[name]
         kind = _DTYPES[dtype]
         half = kind != ir.DataType.FLOAT
-        stored_name = name + HALF if half else name
-
-        def read() -> ir.TensorProtocol:
-            return ir.Tensor(np.ascontiguousarray(make(), kind.numpy()), name=stored_name)
-
-        # The graph itself holds what is tiny; onnx-ir would wrap our refusals while it serialises it.
-        tiny = 4 * math.prod(shape) <= INLINE_NBYTES
-        tensor = read() if tiny else ir.LazyTensor(read, kind, ir.Shape(shape), name=stored_name)
-        value = self.tape.initializer(tensor, stored_name)
+        value = self.stored(name + HALF if half else name, shape, kind, make)
         if half:
             value = self.op("Cast", value, name=name, to=ir.DataType.FLOAT.value)
         self.initializers[name] = value
         return value
+
+    def stored(
+        self, name: str, shape: tuple[int, ...], kind: ir.DataType, make: Callable[[], NDArray[np.generic]]
+    ) -> ir.Value:
+        """An initialiser of type `kind` as `make` gives it, converted to `kind`."""
+
+        def read() -> ir.TensorProtocol:
+            return ir.Tensor(np.ascontiguousarray(make(), kind.numpy()), name=name)
+
+        # The graph itself holds what is tiny; onnx-ir would wrap our refusals while it serialises it.
+        tiny = 4 * math.prod(shape) <= INLINE_NBYTES
+        tensor = read() if tiny else ir.LazyTensor(read, kind, ir.Shape(shape), name=name)
+        return self.tape.initializer(tensor, name)
 
     def ints(self, name: str, values: Sequence[int]) -> ir.Value:
         """A small one-dimensional int64 initialiser."""

@@ -86,7 +86,7 @@ def pack(integers: Bytes, bits: Bits) -> Bytes:
         return np.ascontiguousarray(integers)
     if integers.shape[-1] % 2:
         integers = np.concatenate([integers, np.zeros((*integers.shape[:-1], 1), np.uint8)], axis=-1)
-    return integers[..., ::2] | integers[..., 1::2] << 4
+    return integers[..., ::2] | integers[..., 1::2] << np.uint8(4)
 
 
 def unpack(packed: Bytes, bits: Bits) -> Bytes:

@@ -15,6 +15,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from .architectures import ModelConfig, Rotary
 from .checkpoint import Checkpoint
+from .quantised import Dequantised, oriented
 from .rotary import attention_factor, inverse_frequencies
 
 Array = NDArray[np.floating[Any]]
@@ -22,7 +23,7 @@ Tensors = dict[str, Array]
 
 
 def logits(
-    checkpoint: Checkpoint,
+    checkpoint: Checkpoint | Dequantised,
     ids: NDArray[np.int64],
     positions: NDArray[np.int64],
     dtype: DTypeLike = np.float32,
@@ -66,13 +67,11 @@ def _block(
     return total
 
 
-def _input_by_output(checkpoint: Checkpoint, name: str) -> NDArray[np.float32]:
-    """A linear weight as [in, out], straight from the stored order."""
-    outputs, inputs = checkpoint.shapes[name]
-    stored = checkpoint.stored(name)
-    if checkpoint.linear_layout == "in_out":
-        return stored.reshape(inputs, outputs)
-    return stored.reshape(outputs, inputs).T
+def _input_by_output(checkpoint: Checkpoint | Dequantised, name: str) -> NDArray[np.float32]:
+    """A linear weight as [in, out]."""
+    if isinstance(checkpoint, Dequantised):
+        return checkpoint.tensor(name).T
+    return oriented(checkpoint, name).T
 
 
 def _linear(x: Array, weights: Tensors, name: str) -> Array:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from ..runtime.errors import CheckpointError
 from .architectures import TINYGPT, LinearLayout, ModelConfig, tensor_shapes
+from .gguf_blocks import BlockType
 from .tinygpt_body import Place, body_layout
 from .tinygpt_header import Entry, Header, check_elements, read_header, short
 
@@ -135,6 +136,13 @@ class TinyGPTCheckpoint:
                 "train again",
             )
         return values
+
+    def block_type(self, name: str) -> BlockType | None:
+        """None: the files that are converted so far hold plain floats."""
+        return None
+
+    def blocks(self, name: str) -> NDArray[np.uint8]:
+        raise ValueError(f"{name} is not quantised")
 
     def sha256(self) -> str:
         """Hexadecimal SHA-256 of the file."""

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
@@ -45,7 +45,9 @@ def drawn(rows: int, columns: int, seed: int = 0) -> Floats:
     return np.random.default_rng(seed).standard_normal((rows, columns)).astype(np.float32)
 
 
-def run(nodes: list[Any], arrays: dict[str, Any], feeds: dict[str, NDArray[Any]]) -> list[NDArray[np.float32]]:
+def run(
+    nodes: list[Any], arrays: dict[str, Any], feeds: dict[str, NDArray[Any]]
+) -> list[NDArray[np.float32]]:
     kinds = {"float32": TensorProto.FLOAT, "int64": TensorProto.INT64}
     inputs = [helper.make_tensor_value_info(n, kinds[a.dtype.name], a.shape) for n, a in feeds.items()]
     outputs = [
@@ -108,7 +110,7 @@ def test_the_search_is_no_worse_than_rounding(values: Floats, scheme: Scheme) ->
 
 def test_the_search_pays_on_what_weights_look_like() -> None:
     values = np.random.default_rng(0).standard_t(6, (256, 256)).astype(np.float32)
-    for symmetric, wanted in ((True, 0.97), (False, 0.85)):
+    for symmetric, wanted in ((True, 0.97), (False, 0.95)):
         errors = [
             float(((values - dequantise(quantise(values, Scheme(4, 32, symmetric, search)))) ** 2).mean())
             for search in (True, False)
