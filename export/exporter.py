@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,7 +27,9 @@ from .quantised import Dequantised
 from .tokenizer_source import ResolvedTokenizer, resolve_tokenizer
 
 if TYPE_CHECKING:
+    import numpy as np
     import onnx_ir as ir
+    from numpy.typing import NDArray
 
     from .parity import ParityReport
 
@@ -50,12 +53,14 @@ def export(
     *,
     tokenizer: Path | None = None,
     precision: str | None = None,
+    quality: Path | None = None,
     force: bool = False,
     progress: Progress | None = None,
 ) -> ExportReport:
     """Convert the checkpoint `source` into the bundle folder `out`, or leave nothing behind.
 
-    Weights are streamed. `precision` is what --precision takes (precision.py); None chooses by the source. `progress(stage, done, total)` is called along the way. Raises UsageError
+    Weights are streamed. `precision` is what --precision takes (precision.py); None chooses by the source. With a text file in
+    `quality` the manifest's parity record tells what the precision costs on it. `progress(stage, done, total)` is called along the way. Raises UsageError
     for `out`, CheckpointError, TokenizerError, and CheckFailedError when parity does not hold.
     """
     _require_onnx()
@@ -66,9 +71,16 @@ def export(
     with open_checkpoint(source) as checkpoint:
         recipe = asked or parse_precision(default_precision(checkpoint))
         words = resolve_tokenizer(checkpoint, tokenizer)
+        windows = None
+        if quality is not None:
+            from .quality import text_windows
+
+            context = checkpoint.config.context_length
+            windows = text_windows(quality, words.files, words.info.kind, context)
+        job = _Job(checkpoint, recipe, words, progress or _silent, quality, windows)
         try:
             with staged_bundle(out, force=force) as staging:
-                manifest = _fill(staging, checkpoint, recipe, words, progress or _silent)
+                manifest = _fill(staging, job)
                 sizes = {file.name: file.stat().st_size for file in sorted(staging.iterdir())}
         except OSError as error:
             raise UsageError(out, f"cannot be written ({error.strerror or 'the disk is full'})") from error
@@ -90,12 +102,23 @@ def _require_onnx() -> None:
         ) from None
 
 
-def _fill(
-    staging: Path, checkpoint: Checkpoint, recipe: Recipe, words: ResolvedTokenizer, progress: Progress
-) -> Manifest:
+@dataclass(frozen=True)
+class _Job:
+    """What one export has been asked for."""
+
+    checkpoint: Checkpoint
+    recipe: Recipe
+    words: ResolvedTokenizer
+    progress: Progress
+    text: Path | None
+    windows: list[NDArray[np.int64]] | None
+
+
+def _fill(staging: Path, job: _Job) -> Manifest:
     from . import decoder
     from .attention import padded_head_dim
 
+    checkpoint, recipe, words, progress = job.checkpoint, job.recipe, job.words, job.progress
     config = checkpoint.config
     model = decoder.build_decoder(checkpoint, block_source(recipe, checkpoint))
     _save(model, staging, progress)
@@ -103,6 +126,9 @@ def _fill(
     report = _check(staging, checkpoint, recipe, kv, progress)
     if not report.passed:
         raise _parity_failed(checkpoint, report)
+    parity = report.to_json()
+    if job.windows is not None:
+        parity["quality"] = _quality(staging, job, kv)
     progress("hashing files", 0, 1)
     manifest = Manifest(
         architecture=config.architecture,
@@ -116,7 +142,7 @@ def _fill(
         dialect=words.dialect,
         source=SourceInfo(checkpoint.path.name, checkpoint.format, checkpoint.sha256()),
         config=asdict(config) | {"recipe": recipe.text, "tensors": _tensors(model)},
-        parity=report.to_json(),
+        parity=parity,
     )
     for name, content in words.files.items():
         (staging / name).write_bytes(content)
@@ -144,6 +170,29 @@ def _check(
         return parity.measure(Dequantised(checkpoint, blocks), exact, kv, shipped=graph, progress=tell)
     finally:
         exact.unlink(missing_ok=True)
+
+
+def _quality(staging: Path, job: _Job, kv: KVLayout) -> dict[str, object]:
+    """Figures of the graph in `staging` on the text of `job`, beside those of a float32 graph made for it."""
+    from . import decoder
+    from .quality import compare, run_windows
+
+    assert job.text is not None
+    assert job.windows is not None
+    config = job.checkpoint.config
+    total = 2 * sum(len(window) for window in job.windows)
+
+    def tell(done: int) -> None:
+        job.progress("measuring quality", done, total)
+
+    found = run_windows(staging / GRAPH, kv, config.vocab_size, job.windows, tell)
+    plain = KVLayout(kv.layers, kv.heads, kv.head_dim, "float32")
+    with tempfile.TemporaryDirectory(prefix="fp32.", dir=staging) as folder:
+        _save(decoder.build_decoder(job.checkpoint), Path(folder), job.progress)
+        exact = run_windows(
+            Path(folder) / GRAPH, plain, config.vocab_size, job.windows, lambda done: tell(total // 2 + done)
+        )
+    return compare(job.text, job.windows, found, exact).to_json()
 
 
 def _with_float_activations(graph: Path, out: Path) -> None:

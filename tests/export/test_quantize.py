@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime as ort
 import pytest
 from hypothesis import given
@@ -59,7 +58,6 @@ def run(
     graph = helper.make_graph(nodes, "g", inputs, outputs, stored)
     opsets = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
-    onnx.checker.check_model(model)
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     found: list[NDArray[np.float32]] = session.run(None, feeds)
     return found
