@@ -21,7 +21,8 @@ from ..runtime.bundle import (
 from ..runtime.errors import CheckFailedError, MissingExtraError, UsageError
 from . import genai_config
 from .checkpoint import Checkpoint, open_checkpoint
-from .tokenizer_source import ResolvedTokenizer, resolve_tokenizer
+from .tokenizer_files import ResolvedTokenizer
+from .tokenizer_source import resolve_tokenizer
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -48,19 +49,20 @@ def export(
     out: Path,
     *,
     tokenizer: Path | None = None,
+    context: int | None = None,
     force: bool = False,
     progress: Progress | None = None,
 ) -> ExportReport:
     """Convert the checkpoint `source` into the bundle folder `out`, or leave nothing behind.
 
-    Weights are streamed. `progress(stage, done, total)` is called along the way. Raises UsageError
+    `context` is the longest text that the bundle is for, instead of the model's own. Weights are streamed. `progress(stage, done, total)` is called along the way. Raises UsageError
     for `out`, CheckpointError, TokenizerError, and CheckFailedError when parity does not hold.
     """
     _require_onnx()
     refuse_existing(out, force=force)
     if out.exists() and source.resolve().is_relative_to(out.resolve()):
         raise UsageError(out, "holds the checkpoint that is exported", "another folder for --out")
-    with open_checkpoint(source) as checkpoint:
+    with open_checkpoint(source, context=context) as checkpoint:
         words = resolve_tokenizer(checkpoint, tokenizer)
         try:
             with staged_bundle(out, force=force) as staging:
@@ -117,6 +119,7 @@ def _fill(staging: Path, checkpoint: Checkpoint, words: ResolvedTokenizer, progr
         source=SourceInfo(checkpoint.path.name, checkpoint.format, checkpoint.sha256()),
         config=asdict(config) | {"tensors": _tensors(model)},
         parity=report.to_json(),
+        stop_ids=list(words.stop_ids),
     )
     for name, content in words.files.items():
         (staging / name).write_bytes(content)
