@@ -24,7 +24,8 @@ from . import genai_config
 from .checkpoint import Checkpoint, open_checkpoint
 from .precision import Recipe, block_source, default_precision, parse_precision
 from .quantised import Dequantised
-from .tokenizer_source import ResolvedTokenizer, resolve_tokenizer
+from .tokenizer_files import ResolvedTokenizer
+from .tokenizer_source import resolve_tokenizer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,13 +55,15 @@ def export(
     tokenizer: Path | None = None,
     precision: str | None = None,
     quality: Path | None = None,
+    context: int | None = None,
     force: bool = False,
     progress: Progress | None = None,
 ) -> ExportReport:
     """Convert the checkpoint `source` into the bundle folder `out`, or leave nothing behind.
 
-    Weights are streamed. `precision` is what --precision takes (precision.py); None chooses by the source. With a text file in
-    `quality` the manifest's parity record tells what the precision costs on it. `progress(stage, done, total)` is called along the way. Raises UsageError
+    `context` is the longest text that the bundle is for, instead of the model's own. `precision` is what
+    --precision takes (precision.py); None chooses by the source. With a text file in `quality` the manifest's parity
+    record tells what the precision costs on it. Weights are streamed. `progress(stage, done, total)` is called along the way. Raises UsageError
     for `out`, CheckpointError, TokenizerError, and CheckFailedError when parity does not hold.
     """
     _require_onnx()
@@ -68,15 +71,15 @@ def export(
     asked = parse_precision(precision) if precision is not None else None
     if out.exists() and source.resolve().is_relative_to(out.resolve()):
         raise UsageError(out, "holds the checkpoint that is exported", "another folder for --out")
-    with open_checkpoint(source) as checkpoint:
+    with open_checkpoint(source, context=context) as checkpoint:
         recipe = asked or parse_precision(default_precision(checkpoint))
         words = resolve_tokenizer(checkpoint, tokenizer)
         windows = None
         if quality is not None:
             from .quality import text_windows
 
-            context = checkpoint.config.context_length
-            windows = text_windows(quality, words.files, words.info.kind, context)
+            length = checkpoint.config.context_length
+            windows = text_windows(quality, words.files, words.info.kind, length)
         job = _Job(checkpoint, recipe, words, progress or _silent, quality, windows)
         try:
             with staged_bundle(out, force=force) as staging:
@@ -143,6 +146,7 @@ def _fill(staging: Path, job: _Job) -> Manifest:
         source=SourceInfo(checkpoint.path.name, checkpoint.format, checkpoint.sha256()),
         config=asdict(config) | {"recipe": recipe.text, "tensors": _tensors(model)},
         parity=parity,
+        stop_ids=list(words.stop_ids),
     )
     for name, content in words.files.items():
         (staging / name).write_bytes(content)

@@ -61,6 +61,7 @@ class TinyGPTCheckpoint:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.linear_layout: LinearLayout = "in_out"
+        self.tokenizer_files: Mapping[str, bytes] = {}
         self._file: BufferedReader = path.open("rb")
         try:
             self._stat = os.fstat(self._file.fileno())
