@@ -247,8 +247,14 @@ def _gemma(file: GGUFFile, keys: Keys) -> Config:
     return config | {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"}
 
 
+def _later_gemma(file: GGUFFile, keys: Keys) -> Config:
+    config = _gemma(file, keys)
+    del config["hidden_act"]  # an old name, of the first Gemma only
+    return config
+
+
 def _gemma2(file: GGUFFile, keys: Keys) -> Config:
-    config = _gemma(file, keys) | {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2"}
+    config = _later_gemma(file, keys) | {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2"}
     window = keys.size("attention.sliding_window", 4096)
     return config | {
         "query_pre_attn_scalar": _query_scale(config, largest=46),
@@ -260,7 +266,7 @@ def _gemma2(file: GGUFFile, keys: Keys) -> Config:
 
 
 def _gemma3(file: GGUFFile, keys: Keys) -> Config:
-    config = _gemma(file, keys) | {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"}
+    config = _later_gemma(file, keys) | {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"}
     window = keys.integer("attention.sliding_window", 0)
     types = _layer_types(keys, config, period=6)
     return config | {

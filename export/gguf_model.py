@@ -17,6 +17,8 @@ from .gguf_config import huggingface_config
 from .gguf_file import GGUFFile
 from .gguf_tensors import check_rows, origins, row_order
 
+_LOSSLESS = {"F16": "float16", "BF16": "bfloat16"}
+
 
 @dataclass(frozen=True)
 class QuantisedTensor:
@@ -70,17 +72,38 @@ class GGUFModel:
         return shape[::-1] if origin.transposed else shape
 
     @property
-    def stored_nbytes(self) -> dict[str, int]:
-        """Bytes of weights by the type they are stored in, most first."""
+    def nbytes(self) -> int:
+        """Size of the file, or of all its parts."""
+        return self.file.nbytes
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """The types that weights are stored in, the one with most bytes first."""
         sizes: dict[str, int] = {}
         for origin in self._origins.values():
             info = self._infos[origin.name]
             sizes[info.type.name] = sizes.get(info.type.name, 0) + info.nbytes
-        return dict(sorted(sizes.items(), key=lambda item: -item[1]))
+        return tuple(sorted(sizes, key=lambda name: -sizes[name]))
 
     def stored_type(self, name: str) -> BlockType:
         """How tensor `name` is stored."""
         return self._infos[self._origins[name].name].type
+
+    def stored_nbytes(self, name: str) -> int:
+        """Size of `name` in the file."""
+        return self._infos[self._origins[name].name].nbytes
+
+    def dtype(self, name: str) -> str:
+        """What holds the values of `name` without loss: float32, float16 or bfloat16."""
+        return _LOSSLESS.get(self.stored_type(name).name, "float32")
+
+    def same(self, one: str, other: str) -> bool:
+        """Whether two tensors hold the same values."""
+        return np.array_equal(self.tensor(one), self.tensor(other))
+
+    def hashes(self) -> list[str]:
+        """Hexadecimal SHA-256 of the file, or of its parts one after the other."""
+        return [self.file.sha256()]
 
     def tensor(self, name: str) -> NDArray[np.float32]:
         """The values of `name` in its Hugging Face shape. Raises CheckpointError for NaN or infinity."""
