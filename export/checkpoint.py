@@ -129,6 +129,10 @@ def open_checkpoint(path: Path, *, context: int | None = None) -> Checkpoint:
             checkpoint.close()
             raise CheckpointError(path, f"a context of {context} ids", f"{own}, its learned positions")
         return checkpoint
+    if magic.startswith(b"GGUF"):
+        from .gguf_checkpoint import open_gguf
+
+        return open_gguf(path, context=context)
     raise CheckpointError(path, _foreign_name(magic), EXPECTED)
 
 

@@ -121,6 +121,16 @@ class GGUFModel:
             values -= np.float32(origin.added)
         return values.T if origin.transposed else values
 
+    def block_type(self, name: str) -> BlockType | None:
+        """How `name` is quantised; None where it is plain floats, or where its values are not the stored ones."""
+        origin = self._origins[name]
+        info = self._infos[origin.name]
+        return None if info.type.unpack is None or len(info.shape) != 2 or origin.added else info.type
+
+    def blocks(self, name: str) -> NDArray[np.uint8]:
+        """The blocks of `name`, [outputs, bytes of a row], which has a `block_type`."""
+        return self._rows(name)
+
     def quantised(self, name: str) -> QuantisedTensor | None:
         """The blocks of `name`, their rows in our order; None where it is stored as plain floats."""
         origin = self._origins[name]

@@ -11,13 +11,14 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..runtime.errors import CheckpointError
 from .architectures import LinearLayout, ModelConfig, tensor_shapes
+from .gguf_blocks import BlockType
 from .huggingface_names import Origin, Row, describe_model, origins, slices, stored_shape
 from .safetensors_file import SafetensorsFolder
 from .tokenizer_files import read_files
@@ -28,6 +29,8 @@ _MAX_NBYTES = 256 << 20
 _BUFFERS = re.compile(
     r"(^|\.)(rotary_emb\.(inv_freq|cos_cached|sin_cached)|attn\.(masked_)?bias|attention\.(masked_)?bias)$"
 )
+
+T = TypeVar("T", bound=np.generic)
 
 
 class TensorSource(Protocol):
@@ -49,6 +52,12 @@ class TensorSource(Protocol):
 
     def tensor(self, name: str) -> NDArray[np.float32]:
         """A fresh array. Raises CheckpointError for NaN, infinity, a changed file."""
+
+    def block_type(self, name: str) -> BlockType | None:
+        """How `name` is quantised; None where it is plain floats."""
+
+    def blocks(self, name: str) -> NDArray[np.uint8]:
+        """The blocks of `name`, [outputs, bytes of a row], which has a `block_type`."""
 
     def same(self, one: str, other: str) -> bool:
         """Whether two tensors hold the same values."""
@@ -129,7 +138,19 @@ class HuggingFaceCheckpoint:
         """The tensor `name` in its logical shape, [out, in] for linear weights. A fresh array."""
         origin = self._origins[name]
         values = self._source.tensor(origin.name)
-        values = values.T if origin.transposed else values
+        return self._piece(values.T if origin.transposed else values, origin)
+
+    def block_type(self, name: str) -> BlockType | None:
+        """How the source quantised `name`; None where it holds plain floats."""
+        return self._source.block_type(self._origins[name].name)
+
+    def blocks(self, name: str) -> NDArray[np.uint8]:
+        """The blocks of `name`, [out, bytes of a row]: pieces of a packed tensor are whole rows."""
+        origin = self._origins[name]
+        return self._piece(self._source.blocks(origin.name), origin)
+
+    def _piece(self, values: NDArray[T], origin: Origin) -> NDArray[T]:
+        """The rows of `values` that `origin` means."""
         rows = slices(origin, self.config)
         if rows is None:
             return values

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..runtime.errors import CheckpointError
+from .gguf_blocks import BlockType
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -137,6 +138,13 @@ class SafetensorsFolder:
         if not np.isfinite(values).all():
             raise CheckpointError(part.path, f"NaN or infinity in tensor {name}", "finite weights")
         return values.reshape(place.shape)
+
+    def block_type(self, name: str) -> BlockType | None:
+        """None: only plain floats are read."""
+        return None
+
+    def blocks(self, name: str) -> NDArray[np.uint8]:
+        raise ValueError(f"{name} is not quantised")
 
     def same(self, one: str, other: str) -> bool:
         """Whether two tensors hold the same bytes under the same type and shape."""
