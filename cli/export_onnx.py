@@ -81,8 +81,8 @@ def _print(report: "ExportReport") -> None:
     )
     if "activation_rounding" in parity:
         print(
-            f"rounding   activations in int8 move the logits by {parity['activation_rounding']:.1e} of their range; "
-            "parity is that of the same weights without it"
+            f"rounding   {parity['activation_rounding']:.1e} of the logit range (root mean square), of activations in int8; "
+            "parity is without it"
         )
     if "quality" in parity:
         _print_quality(parity["quality"], manifest.tokenizer.kind)

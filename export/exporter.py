@@ -120,12 +120,16 @@ class _Job:
 def _fill(staging: Path, job: _Job) -> Manifest:
     from . import decoder
     from .attention import padded_head_dim
+    from .half import to_half
 
     checkpoint, recipe, words, progress = job.checkpoint, job.recipe, job.words, job.progress
     config = checkpoint.config
     model = decoder.build_decoder(checkpoint, block_source(recipe, checkpoint))
+    half = recipe.precision == "fp16"
+    if half:
+        to_half(model, checkpoint.path)
     _save(model, staging, progress)
-    kv = KVLayout(config.layers, config.kv_heads, padded_head_dim(config), "float32")
+    kv = KVLayout(config.layers, config.kv_heads, padded_head_dim(config), "float16" if half else "float32")
     report = _check(staging, checkpoint, recipe, kv, progress)
     if not report.passed:
         raise _parity_failed(checkpoint, report)
@@ -190,6 +194,8 @@ def _quality(staging: Path, job: _Job, kv: KVLayout) -> dict[str, object]:
         job.progress("measuring quality", done, total)
 
     found = run_windows(staging / GRAPH, kv, config.vocab_size, job.windows, tell)
+    if job.recipe.precision == "fp32" and not job.recipe.quantises:
+        return compare(job.text, job.windows, found, found).to_json()
     plain = KVLayout(kv.layers, kv.heads, kv.head_dim, "float32")
     with tempfile.TemporaryDirectory(prefix="fp32.", dir=staging) as folder:
         _save(decoder.build_decoder(job.checkpoint), Path(folder), job.progress)
@@ -239,6 +245,15 @@ def _tensors(model: ir.Model) -> dict[str, str]:
 
 
 def _parity_failed(checkpoint: Checkpoint, report: ParityReport) -> CheckFailedError:
+    from .parity import ROUNDING_TOLERANCE
+
+    if report.exact:
+        return CheckFailedError(
+            checkpoint.path,
+            f"rounded activations move the logits by {report.activation_rounding:.2g} of their range",
+            f"at most {ROUNDING_TOLERANCE:g}",
+            "no bundle was written; fp32 has none",
+        )
     case = max(report.cases, key=lambda name: report.cases[name])
     return CheckFailedError(
         checkpoint.path,

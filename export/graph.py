@@ -191,7 +191,7 @@ class GraphBuilder:
             return ir.Tensor(np.ascontiguousarray(make(), kind.numpy()), name=name)
 
         # The graph itself holds what is tiny; onnx-ir would wrap our refusals while it serialises it.
-        tiny = 4 * math.prod(shape) <= INLINE_NBYTES
+        tiny = kind.itemsize * math.prod(shape) <= INLINE_NBYTES
         tensor = read() if tiny else ir.LazyTensor(read, kind, ir.Shape(shape), name=name)
         return self.tape.initializer(tensor, name)
 

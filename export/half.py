@@ -6,19 +6,27 @@ float16, and the casts that widened stored halves go.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx_ir as ir
+
+from ..runtime.errors import CheckpointError
+from .graph import INLINE_NBYTES
 
 _WIDE = (ir.DataType.FLOAT, ir.DataType.BFLOAT16)
 
 
-def to_half(model: ir.Model) -> None:
-    """Turn `model` into float16, in place. Weights stay lazy."""
+def to_half(model: ir.Model, source: Path) -> None:
+    """Turn `model`, of checkpoint `source`, into float16, in place. Weights stay lazy.
+
+    Raises CheckpointError, at once or when the weights are written, where float16 is too small for them.
+    """
     graph = model.graph
     for value in graph.initializers.values():
         tensor = value.const_value
         if tensor is not None and tensor.dtype in _WIDE:
-            value.const_value = _halved(tensor)
+            value.const_value = _halved(tensor, source)
             value.dtype = ir.DataType.FLOAT16
     for node in list(graph):
         if node.op_type == "Cast" and node.attributes["to"].as_int() == ir.DataType.FLOAT.value:
@@ -32,16 +40,19 @@ def to_half(model: ir.Model) -> None:
     _widen_logits(graph)
 
 
-def _halved(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+def _halved(tensor: ir.TensorProtocol, source: Path) -> ir.TensorProtocol:
     def read() -> ir.TensorProtocol:
         values = tensor.numpy().astype(np.float32)
         with np.errstate(over="ignore"):
             half = values.astype(np.float16)
         if not np.isfinite(half).all():
-            raise OverflowError(f"{tensor.name} holds {float(np.abs(values).max()):.3g}, more than float16 can")
+            found = f"{tensor.name} holds {float(np.abs(values).max()):.3g}"
+            raise CheckpointError(source, found, "at most 65504, float16's largest", "export it as fp32")
         return ir.Tensor(half, name=tensor.name)
 
-    return ir.LazyTensor(read, ir.DataType.FLOAT16, ir.Shape(tensor.shape), name=tensor.name)
+    if 2 * tensor.size <= INLINE_NBYTES:  # see GraphBuilder.stored
+        return read()
+    return ir.LazyTensor(read, ir.DataType.FLOAT16, ir.Shape(tensor.shape.numpy()), name=tensor.name)
 
 
 def _widen_logits(graph: ir.Graph) -> None:

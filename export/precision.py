@@ -1,7 +1,7 @@
 """What a graph stores its weights as: the words after --precision, and the recipe that they stand for.
 
 int8                          8 bits, blocks of 64
-int4                          4 bits, blocks of 32; what loses most by that stays in 8 (see DEFAULT_PARTS)
+int4                          4 bits, blocks of 32; what loses most by that gets 8, blocks of 64 (DEFAULT_PARTS)
 int4:64,all=int4              4 bits everywhere, blocks of 64
 int8,embed_tokens=fp32        a part by itself: the last word of its module's name, or `all`
 keep                          a GGUF's own blocks
@@ -22,7 +22,7 @@ PRECISIONS = ("fp32", "fp16", "int8", "int4", "keep")
 _BLOCKS = (32, 64, 128)
 _SCHEMES: Mapping[str, Scheme | None] = {
     "fp32": None,
-    "int8": Scheme(8, 64, symmetric=True, search=False),
+    "int8": Scheme(8, 32, symmetric=True, search=False),
     "int4": Scheme(4, 32),
 }
 # Measured on SmolLM2-135M (docs/decisions/0010): the table and what writes to the residual stream or is shared by many heads.
