@@ -58,7 +58,7 @@ def test_the_values_are_the_files_exactly(kind: BlockType) -> None:
     grid = kind.unpack(blocks.reshape(-1, kind.nbytes))
     exact: NDArray[Any] = grid.integers * grid.scale[..., None].astype(np.float64)
     if grid.offset is not None:
-        exact += grid.offset[..., None]
+        exact = exact + grid.offset[..., None]
     centred = weight.unpacked().astype(np.int64) - weight.unpacked_zero_points()[..., None]
     ours = centred * weight.scales[..., None].astype(np.float64)
     if weight.offsets is not None:
