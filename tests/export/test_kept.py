@@ -62,7 +62,7 @@ def test_the_values_are_the_files_exactly(kind: BlockType) -> None:
     centred = weight.unpacked().astype(np.int64) - weight.unpacked_zero_points()[..., None]
     ours = centred * weight.scales[..., None].astype(np.float64)
     if weight.offsets is not None:
-        ours += weight.offsets[..., None]
+        ours = ours + weight.offsets[..., None]
     np.testing.assert_array_equal(ours.reshape(-1), exact.reshape(-1))
     expected = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType(kind.number))
     np.testing.assert_allclose(dequantise(weight), expected, rtol=0, atol=3e-7 * np.abs(expected).max())
