@@ -67,8 +67,8 @@ def export(
     for `out`, CheckpointError, TokenizerError, and CheckFailedError when parity does not hold.
     """
     _require_onnx()
-    refuse_existing(out, force=force)
     asked = parse_precision(precision) if precision is not None else None
+    refuse_existing(out, force=force)
     if out.exists() and source.resolve().is_relative_to(out.resolve()):
         raise UsageError(out, "holds the checkpoint that is exported", "another folder for --out")
     with open_checkpoint(source, context=context) as checkpoint:

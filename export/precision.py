@@ -28,7 +28,7 @@ _SCHEMES: Mapping[str, Scheme | None] = {
 # Measured on SmolLM2-135M (docs/decisions/0010): the table and what writes to the residual stream or is shared by many heads.
 _EIGHT = ("embed_tokens", "lm_head", "k_proj", "v_proj", "o_proj", "down_proj")
 DEFAULT_PARTS: Mapping[str, Mapping[str, Scheme | None]] = {
-    "int4": dict.fromkeys(_EIGHT, _SCHEMES["int8"]),
+    "int4": dict.fromkeys(_EIGHT, Scheme(8, 64, symmetric=True, search=False)),
 }
 PARTS = (
     "embed_tokens",
