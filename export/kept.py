@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ..runtime.errors import CheckpointError
 from .checkpoint import Checkpoint
 from .gguf_blocks import BlockType
-from .quantised import Form
+from .quantised import BlockSource, Form, Rounded
 from .quantize import Bytes, Floats, QuantisedWeight, pack
 
 _CHUNK_NBYTES = 1 << 20  # of blocks unpacked at a time
@@ -57,6 +57,24 @@ class Kept:
             found = f"NaN or infinity in tensor {name}"
             raise CheckpointError(self.checkpoint.path, found, "finite weights", "quantise it again")
         return weight
+
+
+class OnceRounded:
+    """What `rounded` would quantise, but for tensors that are in blocks of as few bits already: those are kept."""
+
+    def __init__(self, kept: Kept, rounded: Rounded) -> None:
+        self.kept = kept
+        self.rounded = rounded
+
+    def _source(self, name: str) -> BlockSource:
+        wanted, found = self.rounded.form(name), self.kept.form(name)
+        return self.kept if wanted and found and found.bits <= wanted.bits else self.rounded
+
+    def form(self, name: str) -> Form | None:
+        return self._source(name).form(name)
+
+    def weight(self, name: str) -> QuantisedWeight:
+        return self._source(name).weight(name)
 
 
 def form_of(kind: BlockType) -> Form:

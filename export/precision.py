@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from ..runtime.errors import UsageError
 from .checkpoint import Checkpoint
-from .kept import Kept
+from .kept import Kept, OnceRounded
 from .quantised import BlockSource, Rounded, oriented
 from .quantize import Scheme
 
@@ -107,7 +107,7 @@ def block_source(recipe: Recipe, checkpoint: Checkpoint, *, independent: bool = 
     if checkpoint.config.tied_head and "lm_head=" in recipe.text:
         raise UsageError(subject, "the head of this model is its token table", "embed_tokens=PRECISION")
     read = (lambda name: oriented(checkpoint, name)) if independent else checkpoint.tensor
-    return Rounded(checkpoint, recipe.of, read)
+    return OnceRounded(Kept(checkpoint), Rounded(checkpoint, recipe.of, read))
 
 
 def _scheme(text: str, whole: str) -> tuple[str, Scheme | None]:

@@ -15,6 +15,7 @@ from posttrainllm.export.checkpoint import open_checkpoint
 from posttrainllm.export.exporter import export
 from posttrainllm.export.gguf_blocks import TYPES, BlockType
 from posttrainllm.export.kept import carried_over, form_of
+from posttrainllm.export.precision import block_source, parse_precision
 from posttrainllm.export.quantize import QuantisedWeight, dequantise
 from posttrainllm.runtime import load
 from posttrainllm.runtime.errors import CheckpointError
@@ -186,3 +187,20 @@ def test_scales_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="NaN or infinity"):
         export(source, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_what_is_in_few_enough_bits_is_not_rounded_again(tmp_path: Path) -> None:
+    """int8 of a file in Q4_1 and Q8_0 is that file's values; int4 everywhere rounds its Q8_0 only."""
+    kinds = {"token_embd": named("Q8_0"), "blk.0.ffn_up": named("Q8_0")}
+    source = save(tmp_path / "model.gguf", kinds, named("Q4_1"))
+    with open_checkpoint(source) as checkpoint:
+        down, up = (f"model.layers.0.mlp.{part}_proj.weight" for part in ("down", "up"))
+        for precision, same in (("int8", (True, True)), ("int4,all=int4", (True, False))):
+            blocks = block_source(parse_precision(precision), checkpoint)
+            assert blocks is not None
+            for name, expected in zip((down, up), same, strict=True):
+                values = checkpoint.tensor(name)
+                error = np.abs(dequantise(blocks.weight(name)) - values).max()
+                assert (error <= 3e-7 * np.abs(values).max()) == expected
+            assert blocks.form("model.norm.weight") is None
+    assert export(source, tmp_path / "out", precision="int4").manifest.precision == "int4"

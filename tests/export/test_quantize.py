@@ -102,7 +102,8 @@ def test_the_search_is_no_worse_than_rounding(values: Floats, scheme: Scheme) ->
         weight = quantise(values, Scheme(scheme.bits, scheme.block, scheme.symmetric, search))
         return float(((values - dequantise(weight).astype(np.float64)) ** 2).sum())
 
-    float16s = values.size * (float(np.abs(values).max()) * 2.0**-10) ** 2
+    size = max(float(np.abs(values).max()) * 2.0**-10, 2.0**-24 * 128)  # the least step of float16, 128 times
+    float16s = values.size * size**2
     assert squared(True) <= squared(False) * 1.05 + float16s
 
 
