@@ -61,7 +61,7 @@ def test_the_values_are_the_files_exactly(kind: BlockType) -> None:
     if grid.offset is not None:
         exact = exact + grid.offset[..., None]
     centred = weight.unpacked().astype(np.int64) - weight.unpacked_zero_points()[..., None]
-    ours = centred * weight.scales[..., None].astype(np.float64)
+    ours: NDArray[Any] = centred * weight.scales[..., None].astype(np.float64)
     if weight.offsets is not None:
         ours = ours + weight.offsets[..., None]
     np.testing.assert_array_equal(ours.reshape(-1), exact.reshape(-1))

@@ -119,6 +119,7 @@ def with_float_activations(bundle: Path) -> None:
     [
         ("int8", {}),  # every convenient number avoided: heads of 3, an MLP of 5, blocks of one piece
         ("int4", {"width": 40, "heads": 2, "middle": 70}),  # padded heads of 20, short blocks
+        ("fp32,embed_tokens=int4", {"width": 40, "heads": 2}),  # a table with zero points and a short block
         ("int4:32,all=int4", {"width": 64, "heads": 4, "middle": 96}),
         ("int8:32,embed_tokens=fp32", {"width": 64, "heads": 4}),
         ("fp32,embed_tokens=int4:64,q_proj=int8", {"width": 24, "heads": 3, "layers": 1}),

@@ -175,8 +175,7 @@ def test_matmulnbits_computes_with_the_dequantised_values(
 
 
 @pytest.mark.parametrize("block", [32, 128])
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize(("bits", "symmetric"), [(4, True), (8, True), (8, False)])
 def test_gatherblockquantized_gives_the_dequantised_rows(bits: Bits, block: int, symmetric: bool) -> None:
     weight = quantise(drawn(30, 96), Scheme(bits, block, symmetric))
     arrays = arrays_of(weight)
