@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..runtime.errors import ContextFullError, GrammarError, ToolFileError
+from ..runtime.errors import BundleError, ContextFullError, GrammarError, ToolFileError
 from ..runtime.generation import Step, generate
 from ..runtime.grammar import Grammar
 from ..runtime.kv_cache import KVCache
@@ -99,6 +99,13 @@ class Agent:
         self.session = session
         self.tools = {tool.name: tool for tool in tools}
         self.dialect = PosttrainDialect()
+        if session.manifest.dialect != self.dialect.name:
+            raise BundleError(
+                session.bundle.path,
+                f"the agent cannot speak its dialect yet ({session.manifest.dialect})",
+                self.dialect.name,
+                "`posttrainllm sample` runs the model on plain text",
+            )
         self.conversation = Conversation()
         self.cache = session.new_cache(preallocate=preallocate) if cache is None else cache
         self._backend = backend
@@ -184,6 +191,7 @@ class Agent:
             max_tokens=self._limits.max_tokens,
             matcher=matcher,
             stop=() if matcher else self._end_of_turn,
+            stop_ids=() if matcher else self.session.manifest.stop_ids,
         )
         for step in steps:
             output.steps.append(step)
@@ -306,6 +314,8 @@ class Agent:
         count = len(self._end_of_turn)
         if count and ids[-count:] == self._end_of_turn:
             ids = ids[:-count]
+        elif ids and ids[-1] in self.session.manifest.stop_ids:
+            ids = ids[:-1]
         return decode(self.session.tokenizer, ids)
 
     def _assistant_event(self, number: int, output: _Output) -> events.Assistant:

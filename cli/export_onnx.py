@@ -3,7 +3,7 @@
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 from ..runtime.errors import UsageError
 from .options import option, parse, positional
@@ -23,6 +23,17 @@ class ExportOptions:
         None,
         "folder with the model's tokenizer.json (default: the one that the checkpoint names)",
         metavar="DIR",
+    )
+    precision: Optional[str] = option(
+        None,
+        "fp32, fp16, int8, int4 or keep (a GGUF's own blocks), with a block size and exceptions if you like: "
+        "int4:64,embed_tokens=fp32 (default: fp32 for a .tinygpt, keep for a quantised source, else int8)",
+        metavar="P",
+    )
+    quality: Optional[str] = option(
+        None,
+        "a text: print the perplexity on it, and how often the likeliest id is the one of fp32",
+        metavar="FILE",
     )
     force: bool = option(False, "replace DIR when it is a bundle already")
 
@@ -45,6 +56,8 @@ def run(argv: list[str]) -> int:
             Path(options.model),
             Path(options.out),
             tokenizer=Path(options.tokenizer) if options.tokenizer else None,
+            precision=options.precision,
+            quality=Path(options.quality) if options.quality else None,
             force=options.force,
             progress=progress,
         )
@@ -65,4 +78,20 @@ def _print(report: "ExportReport") -> None:
     print(
         f"parity     {parity['worst']:.1e} of the logit range, at most {parity['tolerance']:.0e} allowed "
         f"({len(parity['cases'])} cases of {parity['ids']} ids)"
+    )
+    if "activation_rounding" in parity:
+        print(
+            f"rounding   {parity['activation_rounding']:.1e} of the logit range (root mean square), of activations in int8; "
+            "parity is without it"
+        )
+    if "quality" in parity:
+        _print_quality(parity["quality"], manifest.tokenizer.kind)
+
+
+def _print_quality(figures: dict[str, Any], tokenizer: str) -> None:
+    change = figures["perplexity"] / figures["perplexity_fp32"] - 1
+    print(
+        f"quality    perplexity {figures['perplexity']:.4g} a token ({tokenizer}), fp32 {figures['perplexity_fp32']:.4g} "
+        f"({change:+.2%}); the likeliest id is fp32's in {figures['agreement']:.1%} "
+        f"({figures['predicted']:,} ids of {figures['text']}, windows of {figures['window']:,})"
     )

@@ -20,7 +20,8 @@ from pathlib import Path
 from ..runtime.bundle import FORMAT_VERSION, Bundle, is_bundle, sha256_file
 from ..runtime.errors import BundleError, CheckpointError, UsageError
 from .checkpoint import open_checkpoint
-from .exporter import FLAVOUR, PRECISION, Progress, export
+from .exporter import FLAVOUR, Progress, export
+from .precision import default_precision
 from .tokenizer_source import resolve_tokenizer
 
 # Raise it when the same source would give another bundle.
@@ -56,6 +57,7 @@ def cached_export(source: Path, *, progress: Progress | None = None, repair: boo
     with open_checkpoint(source) as checkpoint:
         words = resolve_tokenizer(checkpoint, None)
         warnings = checkpoint.warnings + words.warnings
+        precision = default_precision(checkpoint)
     try:
         for part in ("hashes", "bundles"):
             (folder / part).mkdir(parents=True, exist_ok=True)
@@ -65,7 +67,7 @@ def cached_export(source: Path, *, progress: Progress | None = None, repair: boo
             words.info.fingerprint,
             words.end_of_turn_ids,
             FLAVOUR,
-            PRECISION,
+            precision,
             FORMAT_VERSION,
             EXPORTER_VERSION,
         ]

@@ -1,10 +1,11 @@
-"""Weights as found on disk: what every reader offers, and the choice of a reader by magic bytes.
+"""Weights as found on disk: what every reader offers, and the choice of a reader: a folder, or magic bytes.
 
 File names and extensions decide nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
@@ -14,6 +15,8 @@ from numpy.typing import NDArray
 
 from ..runtime.errors import CheckpointError
 from .architectures import LinearLayout, ModelConfig
+from .gguf_blocks import BlockType
+from .huggingface import CONFIG, open_folder
 from .tinygpt import TinyGPTCheckpoint
 
 
@@ -21,7 +24,8 @@ class Checkpoint(Protocol):
     """An open source of weights; tensors are read lazily, one at a time.
 
     Names are Hugging Face's (`model.layers.0.self_attn.q_proj.weight`). `format` is for people:
-    container, version, stored precision. `warnings` are sentences about what was tolerated.
+    container, version, stored precision. `tokenizer_files` are those that came with the weights, by name;
+    `tokenizer_source` names a folder of them instead. `warnings` are sentences about what was tolerated.
     """
 
     path: Path
@@ -29,6 +33,7 @@ class Checkpoint(Protocol):
     config: ModelConfig
     linear_layout: LinearLayout
     tokenizer_source: str | None
+    tokenizer_files: Mapping[str, bytes]
     warnings: tuple[str, ...]
 
     @property
@@ -47,6 +52,9 @@ class Checkpoint(Protocol):
     def weight_nbytes(self) -> int:
         """Size of the weights as stored."""
 
+    def dtype(self, name: str) -> str:
+        """What holds the values of `name` without loss: float32, float16 or bfloat16."""
+
     def tensor(self, name: str) -> NDArray[np.float32]:
         """A fresh array in the logical shape. Raises CheckpointError for NaN, infinity, a changed file."""
 
@@ -55,6 +63,12 @@ class Checkpoint(Protocol):
 
         For linear weights `linear_layout` says what that order is: input by output, or output by input.
         """
+
+    def block_type(self, name: str) -> BlockType | None:
+        """How tensor `name` is quantised in the source; None where it holds plain floats."""
+
+    def blocks(self, name: str) -> NDArray[np.uint8]:
+        """The blocks of `name`, [out, bytes of a row], rows in our order; for tensors that have a `block_type`."""
 
     def sha256(self) -> str:
         """Hexadecimal SHA-256 of the source."""
@@ -67,6 +81,8 @@ class Checkpoint(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
+
+EXPECTED = "a .tinygpt file, or the folder of a Hugging Face model"
 
 # Files that people pass by mistake, by their first bytes.
 _FOREIGN = (
@@ -92,31 +108,43 @@ _FOREIGN = (
 )
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
+def open_checkpoint(path: Path, *, context: int | None = None) -> Checkpoint:
     """The checkpoint in `path`, checked, its weights not yet read. Raises CheckpointError.
 
-    The caller closes it (`with open_checkpoint(path) as checkpoint`).
+    `context` is the longest text that it shall be exported for, instead of its own. The caller closes the
+    checkpoint (`with open_checkpoint(path) as checkpoint`).
     """
+    if path.is_dir():
+        if not (path / CONFIG).is_file():
+            raise CheckpointError(path, f"a folder without {CONFIG}", EXPECTED)
+        return open_folder(path, context=context)
     magic = _first_bytes(path)
     if magic.startswith(b"TGPT"):
         try:
-            return TinyGPTCheckpoint(path)
+            checkpoint = TinyGPTCheckpoint(path)
         except OSError as error:
             raise CheckpointError(path, f"cannot be read ({error.strerror or error})") from None
-    raise CheckpointError(path, _foreign_name(magic), "a .tinygpt checkpoint (magic TGPT)")
+        own = checkpoint.config.context_length
+        if context not in (None, own):
+            checkpoint.close()
+            raise CheckpointError(path, f"a context of {context} ids", f"{own}, its learned positions")
+        return checkpoint
+    if magic.startswith(b"GGUF"):
+        from .gguf_checkpoint import open_gguf
+
+        return open_gguf(path, context=context)
+    raise CheckpointError(path, _foreign_name(magic), EXPECTED)
 
 
 def _first_bytes(path: Path) -> bytes:
     try:
-        if path.is_dir():
-            raise CheckpointError(path, "a folder", "a .tinygpt file")
         if path.exists() and not path.is_file():
-            raise CheckpointError(path, "not a regular file", "a .tinygpt file")
+            raise CheckpointError(path, "not a regular file", EXPECTED)
         with path.open("rb") as file:
             return file.read(64)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise CheckpointError(path, f"cannot be opened ({reason})", "a .tinygpt file") from None
+        raise CheckpointError(path, f"cannot be opened ({reason})", EXPECTED) from None
 
 
 def _foreign_name(magic: bytes) -> str:
@@ -126,7 +154,7 @@ def _foreign_name(magic: bytes) -> str:
         if magic.startswith(start):
             return name
     if magic[8:9] == b"{":
-        return "a safetensors file"
+        return "a safetensors file (give the folder that it is in)"
     if len(magic) < 16:
         return f"truncated: {len(magic)} bytes"
     return f"an unknown file that starts with {magic[:4]!r}"

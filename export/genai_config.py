@@ -13,18 +13,20 @@ FILE = "genai_config.json"
 def genai_config(manifest: Manifest) -> dict[str, Any]:
     """The configuration as JSON data.
 
-    onnxruntime-genai stops at any of its end ids, so a marker that is several ids long (a byte-level
-    model has no other) cannot be one: the list is then empty and callers stop by text or length.
+    onnxruntime-genai stops at any of its end ids: the model's stop ids, else the id that ends a turn. A marker that
+    is several ids long (a byte-level model has no other) cannot be one: the list is then empty and callers stop by
+    text or length.
     """
-    single = manifest.end_of_turn_ids if len(manifest.end_of_turn_ids) == 1 else []
+    turn = manifest.end_of_turn_ids if len(manifest.end_of_turn_ids) == 1 else []
+    ends = manifest.stop_ids or turn
     config = manifest.config
     return {
         "model": {
             "type": "decoder",
             "context_length": manifest.context_length,
             "vocab_size": manifest.vocab_size,
-            "eos_token_id": single,
-            "pad_token_id": single[0] if single else 0,
+            "eos_token_id": ends,
+            "pad_token_id": ends[0] if ends else 0,
             "decoder": {
                 "filename": GRAPH,
                 "session_options": {"log_id": "onnxruntime-genai", "provider_options": []},
@@ -36,7 +38,7 @@ def genai_config(manifest: Manifest) -> dict[str, Any]:
                 "inputs": {
                     "input_ids": "input_ids",
                     "attention_mask": "attention_mask",
-                    "position_ids": "position_ids",
+                    **({"position_ids": "position_ids"} if config["positions"] == "learned" else {}),
                     "past_key_names": "past_key_values.%d.key",
                     "past_value_names": "past_key_values.%d.value",
                 },

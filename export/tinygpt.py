@@ -23,10 +23,12 @@ from numpy.typing import NDArray
 
 from ..runtime.errors import CheckpointError
 from .architectures import TINYGPT, LinearLayout, ModelConfig, tensor_shapes
+from .gguf_blocks import BlockType
 from .tinygpt_body import Place, body_layout
 from .tinygpt_header import Entry, Header, check_elements, read_header, short
 
 _MAX_SIZE = 2**31 - 1
+_NORM_EPS = 1e-5  # no file states it
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class TinyGPTCheckpoint:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.linear_layout: LinearLayout = "in_out"
+        self.tokenizer_files: Mapping[str, bytes] = {}
         self._file: BufferedReader = path.open("rb")
         try:
             self._stat = os.fstat(self._file.fileno())
@@ -101,6 +104,10 @@ class TinyGPTCheckpoint:
         """Size of the weights as stored, without training state."""
         return sum(place.count for place in self._places.values()) * self._dtype.itemsize
 
+    def dtype(self, name: str) -> str:
+        """Element type of `name` in the file."""
+        return self.stored_dtype
+
     def tensor(self, name: str) -> NDArray[np.float32]:
         """The tensor `name` in its logical shape, [out, in] for linear weights. A fresh array."""
         place = self._places[name]
@@ -130,6 +137,13 @@ class TinyGPTCheckpoint:
                 "train again",
             )
         return values
+
+    def block_type(self, name: str) -> BlockType | None:
+        """None: the files that are converted so far hold plain floats."""
+        return None
+
+    def blocks(self, name: str) -> NDArray[np.uint8]:
+        raise ValueError(f"{name} is not quantised")
 
     def sha256(self) -> str:
         """Hexadecimal SHA-256 of the file."""
@@ -241,11 +255,15 @@ def _model_config(header: Header, warnings: list[str]) -> ModelConfig:
         head_dim=hidden // heads,
         context_length=_size(header, "ctx", context, "position rows"),
         norm="layer_norm",
-        norm_eps=TINYGPT.norm_eps,
+        norm_eps=_NORM_EPS,
         positions="learned",
         activation="gelu_erf",
-        biases=True,
+        attention_scale=(hidden // heads) ** -0.5,
+        qkv_bias=True,
+        output_bias=True,
+        mlp_bias=True,
         tied_head=True,
+        gated_mlp=False,
     )
 
 

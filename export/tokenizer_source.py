@@ -1,46 +1,40 @@
 """Which tokenizer belongs to a checkpoint: found, checked against the vocabulary, ready to be copied.
 
 A checkpoint names a folder as it was typed on the training machine, so it is often not there: that is
-a warning, never a silent fall back to bytes. Of such a folder tokenizer.json and tokenizer_config.json
-are read, nothing else.
+a warning, never a silent fall back to bytes. Models of Hugging Face bring their files along.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..runtime.bundle import TOKENIZER, TokenizerInfo
 from ..runtime.errors import TokenizerError
 from .checkpoint import Checkpoint
+from .tokenizer_files import (
+    TOKENIZER_CONFIG,
+    ResolvedTokenizer,
+    check_ids,
+    eos_token,
+    least_config,
+    load_tokenizer,
+    read_files,
+    resolve_files,
+)
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 END_OF_TURN = "<|im_end|>"
 BYTES_FINGERPRINT = "bytes-256"
-TOKENIZER_CONFIG = "tokenizer_config.json"
 _BYTE_VOCABULARY = 256
-_MAX_NBYTES = 256 << 20
-
-
-@dataclass(frozen=True)
-class ResolvedTokenizer:
-    """`files` are what a bundle copies, byte for byte: none for bytes or where it is missing."""
-
-    info: TokenizerInfo
-    end_of_turn_ids: list[int]
-    files: Mapping[str, bytes]
-    warnings: tuple[str, ...]
 
 
 def resolve_tokenizer(checkpoint: Checkpoint, given: Path | None) -> ResolvedTokenizer:
-    """The tokenizer `given` by the user, else the one that the checkpoint declares, else bytes.
+    """The tokenizer `given` by the user, else that of the checkpoint's own files, else the one that it names, else bytes.
 
     Raises TokenizerError when `given` has none, or when a tokenizer has ids beyond the vocabulary.
     """
@@ -49,7 +43,12 @@ def resolve_tokenizer(checkpoint: Checkpoint, given: Path | None) -> ResolvedTok
         file = given if given.is_file() else given / TOKENIZER
         if not file.is_file():
             raise TokenizerError(given, f"no {TOKENIZER}", f"a folder with {TOKENIZER}")
+        if checkpoint.tokenizer_files:
+            files = {**checkpoint.tokenizer_files, **read_files(file.parent)}
+            return resolve_files(files, vocab_size, given, source=str(given))
         return _load(file, vocab_size, str(given))
+    if checkpoint.tokenizer_files:
+        return resolve_files(checkpoint.tokenizer_files, vocab_size, checkpoint.path)
     declared = checkpoint.tokenizer_source
     if declared is None:
         if vocab_size == _BYTE_VOCABULARY:
@@ -90,29 +89,12 @@ def _candidates(declared: str, checkpoint: Path) -> list[Path]:
 
 
 def _load(file: Path, vocab_size: int, source: str) -> ResolvedTokenizer:
-    from tokenizers import Tokenizer
-
-    try:
-        nbytes = file.stat().st_size
-        if nbytes > _MAX_NBYTES:
-            raise TokenizerError(file, f"{nbytes} bytes", f"at most {_MAX_NBYTES} bytes")
-        content = file.read_bytes()
-        tokenizer = Tokenizer.from_str(content.decode("utf-8"))
-    except (TokenizerError, KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # noqa: BLE001 - the library raises bare Exception, and Rust panics pass through
-        raise TokenizerError(file, f"cannot be loaded ({error})", "a Hugging Face tokenizer.json") from None
-    last = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
-    if last >= vocab_size:
-        raise TokenizerError(
-            file,
-            f"ids up to {last}",
-            f"ids below the model's vocabulary of {vocab_size}",
-            "give the model's own tokenizer",
-        )
+    """A tokenizer of the posttrainllm dialect."""
+    tokenizer, content = load_tokenizer(file)
+    check_ids(tokenizer, vocab_size, file)
     info = TokenizerInfo("tokenizers", hashlib.sha256(content).hexdigest(), source)
-    config = _config(file.with_name(TOKENIZER_CONFIG))
-    ids = _end_of_turn(tokenizer, _eos_token(config))
+    config = least_config(read_files(file.parent).get(TOKENIZER_CONFIG))
+    ids = _end_of_turn(tokenizer, eos_token(config))
     return ResolvedTokenizer(info, ids, {TOKENIZER: content, TOKENIZER_CONFIG: config}, ())
 
 
@@ -125,23 +107,3 @@ def _end_of_turn(tokenizer: Tokenizer, eos: str | None) -> list[int]:
     if number is not None:
         return [number]
     return list(tokenizer.encode(END_OF_TURN, add_special_tokens=False).ids)
-
-
-def _config(file: Path) -> bytes:
-    """tokenizer_config.json as it is, or the least that onnxruntime-genai asks for beside tokenizer.json."""
-    try:
-        if file.is_file() and file.stat().st_size <= _MAX_NBYTES:
-            content = file.read_bytes()
-            if isinstance(json.loads(content), dict):
-                return content
-    except (OSError, ValueError, RecursionError):
-        pass  # absent or damaged, and not needed for the ids
-    return b'{"tokenizer_class": "PreTrainedTokenizerFast"}\n'
-
-
-def _eos_token(config: bytes) -> str | None:
-    """`eos_token` of tokenizer_config.json: a string, or an object with its content."""
-    eos = json.loads(config).get("eos_token")
-    if isinstance(eos, dict):
-        eos = eos.get("content")
-    return eos if isinstance(eos, str) else None

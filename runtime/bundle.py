@@ -33,10 +33,11 @@ MANIFEST = "bundle.json"
 GRAPH = "model.onnx"
 WEIGHTS = "model.onnx.data"
 TOKENIZER = "tokenizer.json"
+CHAT_TEMPLATE = "chat_template.jinja"
 FORMAT = "posttrainllm-bundle"
 FORMAT_VERSION = 1
 FLAVOURS = ("fused",)
-DIALECTS = ("posttrainllm",)
+DIALECTS = ("posttrainllm", "chat_template", "plain")
 TOKENIZER_KINDS = ("bytes", "tokenizers", "missing")
 
 
@@ -85,8 +86,8 @@ class Manifest:
 
     `config` holds the architecture's sizes for people (`inspect`); the runtime reads none of it.
     `end_of_turn_ids` is the id sequence that ends an assistant turn: one control id for most
-    tokenizers, the bytes of the marker for a byte-level model. `parity` is the record of the check
-    that the exporter ran.
+    tokenizers, the bytes of the marker for a byte-level model. Any one of `stop_ids` ends the output too.
+    `parity` is the record of the check that the exporter ran.
     """
 
     architecture: str
@@ -102,6 +103,7 @@ class Manifest:
     config: dict[str, Any]
     parity: dict[str, Any]
     files: dict[str, FileInfo] = field(default_factory=dict)
+    stop_ids: list[int] = field(default_factory=list)
     format: str = FORMAT
     format_version: int = FORMAT_VERSION
 

@@ -214,3 +214,23 @@ def _mlp(x: list[float], weights: dict[str, Any]) -> list[float]:
 def plain() -> Callable[..., Any]:
     """plain(tensors, heads, ids, first=0) -> logits as lists: the decider."""
     return plain_logits
+
+
+@pytest.fixture(scope="session")
+def tokenizer_files() -> Callable[[Path], None]:
+    """Writes a byte-level tokenizer of 260 ids into a folder, as transformers would; 259 ends a turn."""
+
+    def write(folder: Path) -> None:
+        from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        markers = ("<s>", "</s>", "<|im_start|>", "<|im_end|>")
+        tokenizer.add_special_tokens([AddedToken(marker, special=True) for marker in markers])
+        tokenizer.save(str(folder / "tokenizer.json"))
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>"}
+        (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+
+    return write

@@ -12,7 +12,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from posttrainllm.export.checkpoint import open_checkpoint
-from posttrainllm.export.tokenizer_source import ResolvedTokenizer, resolve_tokenizer
+from posttrainllm.export.tokenizer_files import ResolvedTokenizer
+from posttrainllm.export.tokenizer_source import resolve_tokenizer
 from posttrainllm.runtime.errors import TokenizerError
 
 MakeFile = Callable[..., Any]
