@@ -184,6 +184,7 @@ class Agent:
             max_tokens=self._limits.max_tokens,
             matcher=matcher,
             stop=() if matcher else self._end_of_turn,
+            stop_ids=() if matcher else self.session.manifest.stop_ids,
         )
         for step in steps:
             output.steps.append(step)
@@ -306,6 +307,8 @@ class Agent:
         count = len(self._end_of_turn)
         if count and ids[-count:] == self._end_of_turn:
             ids = ids[:-count]
+        elif ids and ids[-1] in self.session.manifest.stop_ids:
+            ids = ids[:-1]
         return decode(self.session.tokenizer, ids)
 
     def _assistant_event(self, number: int, output: _Output) -> events.Assistant:

@@ -35,20 +35,27 @@ def run(argv: list[str]) -> int:
     path = Path(options.model)
     if options.model in BUNDLED and not path.exists():
         path = bundled_model(options.model)
-    facts = _bundle(path) if path.is_dir() else _checkpoint(path)
+    from ..runtime.foreign import find_foreign
+
+    facts = _bundle(path) if path.is_dir() or find_foreign(path) else _checkpoint(path)
     print(json.dumps(facts, indent=2) if options.json else "\n".join(_lines(facts)))
     return 0
 
 
 def _bundle(path: Path) -> dict[str, Any]:
-    from ..runtime.bundle import Bundle
+    from ..runtime.foreign import open_model_folder
 
-    manifest = asdict(Bundle.open(path, verify=True).manifest)
+    bundle = open_model_folder(path, verify=True)
+    manifest = asdict(bundle.manifest)
     tensors = manifest["config"].pop("tensors", {})
     sizes = {name: info["nbytes"] for name, info in manifest["files"].items()}
     keys = ("architecture", "flavour", "precision", "dialect", "config", "source", "kv", "tokenizer")
-    facts = {"path": str(path), "format": f"{manifest['format']} {manifest['format_version']}"}
-    facts |= {key: manifest[key] for key in (*keys, "end_of_turn_ids", "parity")}
+    ours = f"{manifest['format']} {manifest['format_version']}"
+    facts = {
+        "path": str(path),
+        "format": ours if bundle.io is None else f"{manifest['flavour']} {bundle.graph}",
+    }
+    facts |= {key: manifest[key] for key in (*keys, "end_of_turn_ids", "stop_ids", "parity")}
     return facts | {"sizes": sizes, "tensors": tensors}
 
 

@@ -50,6 +50,7 @@ def run(argv: list[str]) -> int:
         sampler=sampler,
         max_tokens=options.tokens,
         stop=session.manifest.end_of_turn_ids,
+        stop_ids=session.manifest.stop_ids,
     )
     for step in steps:
         sys.stdout.write(printable(step.text, sys.stdout))

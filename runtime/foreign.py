@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from .bundle import MANIFEST, TOKENIZER, Bundle, KVLayout, Manifest, SourceInfo, TokenizerInfo
+from .bundle import MANIFEST, TOKENIZER, Bundle, FileInfo, KVLayout, Manifest, SourceInfo, TokenizerInfo
 from .errors import BundleError
 from .graph_io import Foreign, Names, precision
 from .onnx_file import OnnxGraph, read_graph
@@ -112,9 +112,24 @@ def _manifest(
         stop_ids=ends,
         dialect="posttrainllm",
         source=SourceInfo(graph.path.name, graph.producer or facts.writer, ""),
-        config={"opsets": graph.opsets, "nodes": len(graph.nodes), "tensors": _tensors(graph)},
+        config={
+            "opsets": {name or "ai.onnx": version for name, version in graph.opsets.items()},
+            "nodes": len(graph.nodes),
+            "tensors": _tensors(graph),
+        },
         parity={},
+        files=_files(folder, graph),
     )
+
+
+def _files(folder: Path, graph: OnnxGraph) -> dict[str, FileInfo]:
+    """Sizes of what makes up the model. Nobody wrote down hashes that could be checked."""
+    files = [graph.path, *(graph.path.parent / name for name in graph.external_files), folder / TOKENIZER]
+    return {
+        file.relative_to(folder).as_posix(): FileInfo(file.stat().st_size, "")
+        for file in files
+        if file.is_file()
+    }
 
 
 def _tensors(graph: OnnxGraph) -> dict[str, str]:

@@ -5,7 +5,7 @@ Knows ids, text and grammars; knows nothing of turns or tools. The caller joins,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -43,13 +43,15 @@ def generate(
     max_tokens: int = 256,
     matcher: Matcher | None = None,
     stop: Sequence[int] = (),
+    stop_ids: Collection[int] = (),
 ) -> Iterator[Step]:
     """Steps that follow `prompt` (all ids of the conversation so far, not only the new ones).
 
     `cache` may hold any of it: the common prefix is kept, the rest fed. After the last step `cache` holds
     a prefix of prompt + output (a final id that was not fed yet is fed by the next call). At most
     `max_tokens` ids are sampled; forced ids do not count and ride along with the next forward. `stop` is an
-    id sequence that ends the output (it is part of the output). Greedy without a `sampler`.
+    id sequence that ends the output (it is part of the output), and so does any one of `stop_ids`. Greedy without
+    a `sampler`.
 
     Raises ContextFullError if the prompt alone does not fit.
     """
@@ -58,7 +60,7 @@ def generate(
     sampler = sampler or Sampler()
     known = min(session.tokenizer.vocab_size, session.vocab_size)
     context = list(prompt)
-    output = _Output(Detokenizer(session.tokenizer), list(stop))
+    output = _Output(Detokenizer(session.tokenizer), list(stop), frozenset(stop_ids))
     sampled = 0
     batch = [Step(token, "", forced=True) for token in matcher.force()] if matcher else []
     while True:
@@ -96,24 +98,27 @@ def _masked(logits: NDArray[np.float32], known: int, matcher: Matcher | None) ->
 class _Output:
     """Puts text to steps, and holds back those that may turn out to be a stop sequence."""
 
-    def __init__(self, detokenizer: Detokenizer, stop: list[int]) -> None:
+    def __init__(self, detokenizer: Detokenizer, stop: list[int], stop_ids: frozenset[int]) -> None:
         self._detokenizer = detokenizer
         self._stop = stop
+        self._stop_ids = stop_ids
+        self._silent = 0
         self._tail: list[int] = []
         self._waiting: list[Step] = []
 
     def ends_with_stop(self, batch: list[Step]) -> bool:
-        """Whether the output, with `batch` added to it, ends with the stop sequence."""
-        if not self._stop:
-            return False
-        self._tail = [*self._tail, *(step.id for step in batch)][-len(self._stop) :]
-        return self._tail == self._stop
+        """Whether the output, with `batch` added to it, ends with the stop sequence or a stop id."""
+        self._tail = [*self._tail, *(step.id for step in batch)][-max(len(self._stop), 1) :]
+        if self._stop and self._tail == self._stop:
+            self._silent = len(self._stop)
+        elif self._stop_ids.intersection(self._tail[-1:]):
+            self._silent = 1
+        return self._silent > 0
 
     def push(self, batch: list[Step], reason: str | None) -> Iterator[Step]:
         """Steps that may go out now; all of them when there is a finish `reason`."""
         self._waiting += batch
-        silent = len(self._stop) if self._stop and self._tail == self._stop else 0
-        keep = silent if reason else self._possible_stop()
+        keep = self._silent if reason else self._possible_stop()
         while len(self._waiting) > keep:
             step = self._waiting.pop(0)
             text = self._detokenizer.push(step.id)

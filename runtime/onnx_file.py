@@ -98,12 +98,6 @@ class OnnxGraph:
         """Names of the files beside the graph that hold its weights."""
         return tuple(sorted({tensor.file for tensor in self.tensors if tensor.file}))
 
-    @property
-    def nbytes(self) -> int:
-        """Size of the graph and its weights on disk."""
-        files = [self.path, *(self.path.parent / name for name in self.external_files)]
-        return sum(file.stat().st_size for file in files)
-
 
 def read_graph(path: Path) -> OnnxGraph:
     """The graph in `path`. Raises BundleError if it is no ONNX model, or a file of its weights is missing."""

@@ -27,7 +27,7 @@ class ScriptedSession:
         self.replies = [reply if isinstance(reply, bytes) else reply.encode() for reply in replies]
         self.context_length = context_length
         self.tokenizer = ByteTokenizer()
-        self.manifest = SimpleNamespace(end_of_turn_ids=list(END.encode()))
+        self.manifest = SimpleNamespace(end_of_turn_ids=list(END.encode()), stop_ids=[])
         self.seen = ""
 
     def new_cache(self, *, preallocate: bool = True) -> KVCache:
