@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -115,3 +116,18 @@ def test_as_a_command(tiny_bundle: Path, tmp_path: Path) -> None:
     assert (good.returncode, good.stderr) == (0, "")
     bad = subprocess.run([*command, str(tmp_path)], check=False, capture_output=True, text=True)
     assert (bad.returncode, bad.stdout, len(bad.stderr.splitlines())) == (3, "", 1)
+
+
+def test_a_folder_of_another_program(
+    tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """onnxruntime-genai's layout: our own folder without our manifest."""
+    shutil.copytree(tiny_bundle, tmp_path / "genai")
+    (tmp_path / "genai" / "bundle.json").unlink()
+    data = inspected(tmp_path / "genai", capsys)
+    assert data["format"] == "genai model.onnx"
+    assert data["kv"] == inspected(tiny_bundle, capsys)["kv"]
+    assert data["config"]["opsets"] == {"ai.onnx": 18, "com.microsoft": 1}
+    assert data["tensors"]["model.embed_tokens.weight"] == "float32[256, 32]"
+    inspect.run([str(tmp_path / "genai" / "model.onnx")])
+    assert "genai model.onnx" in capsys.readouterr().out
