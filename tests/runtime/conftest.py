@@ -85,7 +85,8 @@ def llama_logits(weights: Mapping[str, Array], ids: Sequence[int]) -> Array:
         gate = x @ w[f"{block}.mlp.gate_proj.weight"].T
         inner = gate / (1 + np.exp(-gate)) * (x @ w[f"{block}.mlp.up_proj.weight"].T)
         hidden = hidden + inner @ w[f"{block}.mlp.down_proj.weight"].T
-    return norm(hidden, "model.norm") @ w["lm_head.weight"].T
+    logits: Array = norm(hidden, "model.norm") @ w["lm_head.weight"].T
+    return logits
 
 
 @dataclass
