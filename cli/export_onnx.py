@@ -24,6 +24,11 @@ class ExportOptions:
         "folder with the model's tokenizer.json (default: the one that the checkpoint names)",
         metavar="DIR",
     )
+    graph: str = option(
+        "fused",
+        "fused (default): ONNX Runtime's own operators; standard: ai.onnx operators only, for other engines",
+        metavar="NAME",
+    )
     force: bool = option(False, "replace DIR when it is a bundle already")
 
 
@@ -45,6 +50,7 @@ def run(argv: list[str]) -> int:
             Path(options.model),
             Path(options.out),
             tokenizer=Path(options.tokenizer) if options.tokenizer else None,
+            flavour=options.graph,
             force=options.force,
             progress=progress,
         )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..runtime.bundle import (
+    FLAVOURS,
     GRAPH,
     WEIGHTS,
     KVLayout,
@@ -49,15 +50,19 @@ def export(
     out: Path,
     *,
     tokenizer: Path | None = None,
+    flavour: str = FLAVOUR,
     force: bool = False,
     progress: Progress | None = None,
 ) -> ExportReport:
     """Convert the checkpoint `source` into the bundle folder `out`, or leave nothing behind.
 
-    Weights are streamed. `progress(stage, done, total)` is called along the way. Raises UsageError
+    `flavour` is "fused" (ONNX Runtime's own operators, keys and values appended in place) or "standard" (ai.onnx
+    operators only). Weights are streamed. `progress(stage, done, total)` is called along the way. Raises UsageError
     for `out`, CheckpointError, TokenizerError, and CheckFailedError when parity does not hold.
     """
     _require_onnx()
+    if flavour not in FLAVOURS:
+        raise UsageError("--graph", repr(flavour), " or ".join(FLAVOURS))
     refuse_existing(out, force=force)
     if out.exists() and source.resolve().is_relative_to(out.resolve()):
         raise UsageError(out, "holds the checkpoint that is exported", "another folder for --out")
@@ -65,7 +70,7 @@ def export(
         words = resolve_tokenizer(checkpoint, tokenizer)
         try:
             with staged_bundle(out, force=force) as staging:
-                manifest = _fill(staging, checkpoint, words, progress or _silent)
+                manifest = _fill(staging, checkpoint, words, flavour, progress or _silent)
                 sizes = {file.name: file.stat().st_size for file in sorted(staging.iterdir())}
         except OSError as error:
             raise UsageError(out, f"cannot be written ({error.strerror or 'the disk is full'})") from error
@@ -87,13 +92,20 @@ def _require_onnx() -> None:
         ) from None
 
 
-def _fill(staging: Path, checkpoint: Checkpoint, words: ResolvedTokenizer, progress: Progress) -> Manifest:
+def _fill(
+    staging: Path, checkpoint: Checkpoint, words: ResolvedTokenizer, flavour: str, progress: Progress
+) -> Manifest:
     from . import decoder, parity
 
     config = checkpoint.config
     model = decoder.build_decoder(checkpoint)
-    _save(model, staging, progress)
     kv = KVLayout(config.layers, config.kv_heads, decoder.padded_head_dim(config), "float32")
+    if flavour == "standard":
+        from .standard import to_standard
+
+        to_standard(model)
+        kv = replace(kv, style="growing", padding=1)
+    _save(model, staging, progress)
     report = parity.measure(
         checkpoint,
         staging / GRAPH,
@@ -106,7 +118,7 @@ def _fill(staging: Path, checkpoint: Checkpoint, words: ResolvedTokenizer, progr
     progress("hashing files", 0, 1)
     manifest = Manifest(
         architecture=config.architecture,
-        flavour=FLAVOUR,
+        flavour=flavour,
         precision=PRECISION,
         context_length=config.context_length,
         vocab_size=config.vocab_size,
@@ -149,7 +161,9 @@ def _tensors(model: ir.Model) -> dict[str, str]:
     return {
         str(tensor.name).removesuffix(HALF): f"{tensor.dtype.numpy().name}{list(tensor.shape.numpy())}"
         for tensor in tensors
-        if tensor is not None and tensor.dtype != ir.DataType.INT64  # axes and sizes of the graph itself
+        if tensor is not None
+        and tensor.dtype != ir.DataType.INT64  # axes and sizes of the graph itself,
+        and len(tensor.shape) > 0  # and its numbers
     }
 
 
