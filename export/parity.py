@@ -232,7 +232,7 @@ def _run_growing(
         first = case.first_position + length
         mask = np.ones((1, kv.padding + length + size), np.int64)
         mask[:, : kv.padding] = 0
-        feeds = {
+        feeds: dict[str, NDArray[np.generic]] = {
             "input_ids": ids[None, rows],
             "attention_mask": mask,
             "position_ids": np.arange(first, first + size, dtype=np.int64)[None],

@@ -122,7 +122,7 @@ _Lower = Callable[[_Lowering, ir.Node], Sequence[ir.Value]]
 
 def _get(node: ir.Node, name: str, default: float) -> float:
     attribute = node.attributes.get(name)
-    return default if attribute is None else attribute.value  # type: ignore[no-any-return] # of any kind
+    return default if attribute is None else float(attribute.value)
 
 
 def _given(node: ir.Node, place: int) -> ir.Value | None:
@@ -361,7 +361,7 @@ def _rotate(
         first, second = (g.op("Squeeze", part, g.ints(-1)) for part in _halves(g, pairs, 1))
     else:
         first, second = _halves(g, x, half)
-    turned = (
+    turned: Sequence[ir.Value] = (
         g.op("Sub", g.op("Mul", first, cos), g.op("Mul", second, sin)),
         g.op("Add", g.op("Mul", second, cos), g.op("Mul", first, sin)),
     )

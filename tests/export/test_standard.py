@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +34,13 @@ def draw(*shape: int) -> NDArray[np.float32]:
 
 def one_node(
     op: str,
-    inputs: dict[str, Array | None],
+    inputs: Mapping[str, Array | None],
     *,
     outputs: int = 1,
     weights: tuple[str, ...] = (),
-    free: dict[str, list[int | str]] | None = None,
+    free: Mapping[str, Sequence[int | str]] | None = None,
     before: tuple[Any, ...] = (),
-    extra: dict[str, Array] | None = None,
+    extra: Mapping[str, Array] | None = None,
     domain: str = CONTRIB,
     **attributes: Any,
 ) -> onnx.ModelProto:
@@ -48,7 +48,7 @@ def one_node(
     names = [name if inputs.get(name, 0) is not None else "" for name in inputs]
     results = [f"out{i}" for i in range(outputs)]
     node = helper.make_node(op, names, results, name="node", domain=domain, **attributes)
-    arrays = {name: value for name, value in (inputs | (extra or {})).items() if value is not None}
+    arrays = {name: value for name, value in {**inputs, **(extra or {})}.items() if value is not None}
     produced = {name for made in before for name in made.output}
     ports, tensors = [], []
     for name, value in arrays.items():
@@ -147,7 +147,7 @@ def test_rotary_embedding(rank: int, interleaved: int, partial: bool) -> None:
     positions = np.array([[4, 5, 6, 7, 8], [0, 1, 2, 3, 4]])
     x = draw(2, 5, 96) if rank == 3 else draw(2, 3, 5, 32)
     inputs = {"x": x, "positions": positions, **tables(32, rotated)}
-    options = {"num_heads": 3, "rotary_embedding_dim": rotated} if partial else {}
+    options: dict[str, Any] = {"num_heads": 3, "rotary_embedding_dim": rotated} if partial else {}
     model = one_node("RotaryEmbedding", inputs, weights=("cos", "sin"), interleaved=interleaved, **options)
     compare(model, inputs)
 
@@ -212,13 +212,14 @@ def attention(
         "one": np.array([1]),
         "axis0": np.array([0]),
     }
+    free: dict[str, Sequence[int | str]] = {"attention_mask": [1, "total"]}
+    free |= {name: [1, kv_heads, "past", size] for name in ("past_key", "past_value")}
     model = one_node(
         "GroupQueryAttention",
         inputs,
         outputs=3,
         weights=("cos", "sin", "axis1", "one", "axis0"),
-        free={name: [1, kv_heads, "past", size] for name in ("past_key", "past_value")}
-        | {"attention_mask": [1, "total"]},
+        free=free,
         before=before,
         extra=extra,
         num_heads=heads,
@@ -254,7 +255,8 @@ def test_a_masked_first_position_stands_in_for_no_past(case: str) -> None:
     padded = {
         name: value for name, value in (feeds | hidden | {"attention_mask": mask}).items() if name in used
     }
-    for found in (session(standard).run(None, padded), ReferenceEvaluator(standard).run(None, padded)):
+    engines: list[Any] = [session(standard), ReferenceEvaluator(standard)]
+    for found in (engine.run(None, padded) for engine in engines):
         np.testing.assert_allclose(found[0], expected[0], rtol=2e-4, atol=2e-4)
         np.testing.assert_allclose(found[1][:, :, 1:], expected[1], rtol=2e-4, atol=2e-4)
 
@@ -329,7 +331,7 @@ def test_the_graph_is_standard_and_the_reference_evaluator_agrees(flavours: dict
     model = onnx.load(path)
     assert {node.domain for node in model.graph.node} == {""}
     assert [(entry.domain, entry.version) for entry in model.opset_import] == [("", 18)]
-    evaluator = ReferenceEvaluator(model)
+    evaluator: Any = ReferenceEvaluator(model)
     kv = flavours["standard"].manifest.kv
     assert (kv.style, kv.padding) == ("growing", 1)
     names = [f"{layer}.{part}" for layer in range(kv.layers) for part in ("key", "value")]

@@ -58,7 +58,8 @@ def llama_logits(weights: Mapping[str, Array], ids: Sequence[int]) -> Array:
     cos, sin = (table[: len(ids)] for table in rotary_tables())
 
     def norm(x: Array, name: str) -> Array:
-        return x / np.sqrt((x**2).mean(-1, keepdims=True) + EPS) * w[f"{name}.weight"]
+        scaled: Array = x / np.sqrt((x**2).mean(-1, keepdims=True) + EPS) * w[f"{name}.weight"]
+        return scaled
 
     def heads(x: Array, name: str, count: int, *, rotate: bool) -> Array:
         y = (x @ w[f"{name}.weight"].T).reshape(len(ids), count, SIZE).transpose(1, 0, 2)
