@@ -77,7 +77,7 @@ def find_foreign(path: Path) -> tuple[Path, Path] | None:
     graphs = [*sorted(path.glob("*.onnx")), *sorted((path / "onnx").glob("*.onnx"))]
     if not graphs:
         return None
-    if len(graphs) > 1:
+    if len(graphs) > 1 and not _read(path / CONFIG).get("is_encoder_decoder"):  # which `_open` refuses
         names = ", ".join(graph.relative_to(path).as_posix() for graph in graphs)
         raise BundleError(path, f"{len(graphs)} graphs ({names})", "one", f"give its path: {graphs[0]}")
     return path, graphs[0]

@@ -52,9 +52,8 @@ def difference(expected: NDArray[Any], found: NDArray[Any]) -> float:
     return float(np.abs(expected - found).max() / np.ptp(expected))
 
 
-def check_all(session: Session, expected: NDArray[Any], tolerance: float) -> None:
-    """Splits, rewinding, prefill and both ends of the capacity against `expected`, the logits of IDS[:60]."""
-    ids = IDS[:60]
+def check_all(session: Session, expected: NDArray[Any], tolerance: float, ids: list[int] = IDS[:60]) -> None:
+    """Splits, rewinding, prefill and both ends of the capacity against `expected`, the logits of `ids`."""
     for lengths in ([60], [1] * 60, [1, 30, 29], [59, 1]):
         cache = session.new_cache()
         assert difference(expected, split(session, ids, lengths, cache)) < tolerance, lengths
@@ -241,6 +240,37 @@ def test_which_graph_is_meant_must_be_clear(make_folder: Callable[..., Path]) ->
     assert session.tokenizer.encode("hello")
     beside = make_folder(["model.onnx"])
     assert load(beside, provider="cpu").bundle.graph == "model.onnx"
+
+
+def test_several_graphs_of_an_encoder_decoder_are_called_that(make_folder: Callable[..., Path]) -> None:
+    folder = make_folder(["onnx/decoder_model.onnx", "onnx/encoder_model.onnx"])
+    (folder / "config.json").write_text('{"is_encoder_decoder": true}')
+    with pytest.raises(BundleError, match="an encoder-decoder; expected a decoder of text alone"):
+        load(folder)
+
+
+@pytest.mark.parametrize("looked_at", [False, True])
+def test_group_query_attention_without_genai_config(
+    tiny_bundle: Path, tmp_path: Path, looked_at: bool
+) -> None:
+    """The graph alone decides: appended in place, unless something asks how long the past is."""
+    import onnx
+
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_bundle, folder / "onnx")
+    (folder / "config.json").write_text('{"model_type": "gpt2", "n_positions": 512}')
+    for name in ("bundle.json", "genai_config.json"):
+        (folder / "onnx" / name).unlink()
+    if looked_at:
+        model = onnx.load(folder / "onnx" / "model.onnx", load_external_data=False)
+        model.graph.node.append(onnx.helper.make_node("Shape", ["past_key_values.0.key"], ["past_shape"]))
+        model.graph.output.append(onnx.helper.make_tensor_value_info("past_shape", 7, [4]))
+        onnx.save(model, folder / "onnx" / "model.onnx")
+    session, ours = load(folder, provider="cpu"), load(tiny_bundle, provider="cpu")
+    assert session.manifest.kv.style == ("growing" if looked_at else "shared")
+    assert session.manifest.tokenizer.kind == "missing"
+    ids = [token % 256 for token in IDS[:60]]
+    check_all(session, ours.forward(ids, ours.new_cache()), EXACT, ids)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
