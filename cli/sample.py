@@ -46,7 +46,7 @@ def run(argv: list[str]) -> int:
     steps = generate(
         session,
         prompt,
-        cache=session.new_cache(),
+        cache=session.new_cache(max_length=len(prompt) + options.tokens),
         sampler=sampler,
         max_tokens=options.tokens,
         stop=session.manifest.end_of_turn_ids,
