@@ -178,27 +178,29 @@ class Foreign:
         """ "shared" if every past goes into GroupQueryAttention, whose output is the present, and nowhere else.
 
         That operator appends in place where both are one buffer. A graph that looks at the shape of its past
-        (for positions, for a mask) would take the capacity of such a buffer for its length.
+        (for positions, for a mask) would take the capacity of such a buffer for its length. A cache for a sliding window
+        (`sliding_window_cache`) forgets only when its buffer is full, and ours always holds every id.
         """
         uses: dict[str, list[Node]] = {}
         for node in self.graph.nodes:
             for name in node.inputs:
                 uses.setdefault(name, []).append(node)
-        for before, after in zip(past, present, strict=True):
-            nodes = uses.get(before, [])
-            if len(nodes) != 1 or nodes[0].op != "GroupQueryAttention":
-                return "growing"
-            if nodes[0].integer("sliding_window_cache"):
-                raise self._refusal(
-                    "a KV cache that forgets (sliding_window_cache)", "one that keeps all ids"
-                )
-            place = nodes[0].inputs.index(before)
-            if place not in (3, 4) or nodes[0].outputs[place - 2 : place - 1] != (after,):
-                return "growing"
-        return "shared"
+        if all(_appended(uses.get(old, []), old, new) for old, new in zip(past, present, strict=True)):
+            return "shared"
+        if any(node.integer("sliding_window_cache") for node in self.graph.nodes):
+            raise self._refusal("a cache that forgets (sliding_window_cache)", "one that keeps all ids")
+        return "growing"
 
     def _refusal(self, found: str, expected: str) -> BundleError:
         return BundleError(self.graph.path, found, expected)
+
+
+def _appended(uses: list[Node], past: str, present: str) -> bool:
+    """Whether all that happens to `past` is that GroupQueryAttention makes `present` of it."""
+    if len(uses) != 1 or uses[0].op != "GroupQueryAttention":
+        return False
+    place = uses[0].inputs.index(past)
+    return place in (3, 4) and uses[0].outputs[place - 2 : place - 1] == (present,)
 
 
 def _kv_names(names: Names, layers: int) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -331,9 +331,21 @@ def genai_folders(
         "fp16": "-p fp16 -e dml",
     }
     calls = [f"-m {root}/source -o {root}/{name} -c {root}/cache {flag}" for name, flag in flags.items()]
+    transformers.Gemma2ForCausalLM(gemma_config(transformers)).save_pretrained(root / "gemma")
+    tokenizer.save_pretrained(root / "gemma")
+    calls.append(f"-m {root}/gemma -o {root}/windows -c {root}/cache -p fp32 -e cpu")
     done = subprocess.run([sys.executable, "-c", _BUILD, *calls], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    return {name: root / name for name in flags}
+    return {name: root / name for name in (*flags, "gemma", "windows")}
+
+
+def gemma_config(transformers: Any) -> Any:
+    """Layers with a window of 16 and without one take turns; soft caps."""
+    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    sizes = {name: CONFIG[name] for name in (*names, "num_key_value_heads", "head_dim")}
+    return transformers.Gemma2Config(
+        **sizes, max_position_embeddings=CONTEXT, sliding_window=16, initializer_range=0.2, eos_token_id=0
+    )
 
 
 @pytest.fixture(scope="session")

@@ -379,3 +379,20 @@ def test_a_llama_of_onnxruntime_genai_in_ai_onnx_operators(
     assert session.manifest.kv.style == "growing"
     assert session.manifest.config["opsets"] == {"ai.onnx": 18}
     check_all(session, transformers_logits(IDS[:60]), EXACT)
+
+
+@pytest.mark.peer
+def test_windows_get_buffers_for_every_id(genai_folders: dict[str, Path]) -> None:
+    """genai's cache for a sliding window forgets when it is full: ours never is, so it can be rewound."""
+    torch = pytest.importorskip("torch", reason="transformers' logits need torch")
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        genai_folders["gemma"], attn_implementation="eager"
+    ).eval()
+    with torch.no_grad():
+        expected = model(torch.tensor([IDS[:60]])).logits[0].numpy()
+    session = load(genai_folders["windows"], provider="cpu")
+    assert session.manifest.kv.style == "shared"
+    assert b"sliding_window_cache" in session.bundle.graph_path.read_bytes()
+    # FastGelu's tanh is approximate, which these weights amplify; a lost position would cost a hundred times more.
+    check_all(session, expected, 2e-3)
