@@ -31,6 +31,9 @@ def to_standard(model: ir.Model) -> None:
     Inputs and outputs keep their names; the dimension of past keys and values is called `past` and that of the
     present `total`, since they are no longer the same buffer.
     """
+    for value in model.graph.inputs:
+        if value.dtype not in (ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.INT32):
+            raise UsageError("--graph standard", f"input {value.name} of {value.dtype}", "a graph in fp32")
     lowering = _Lowering(model.graph)
     for node in list(model.graph):
         lower = _LOWERED.get(node.op_type)

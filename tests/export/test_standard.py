@@ -274,6 +274,12 @@ def test_what_has_no_definition_is_refused(op: str, options: dict[str, Any], mes
         to_standard(model)
 
 
+def test_a_graph_in_fp16_is_refused() -> None:
+    model = ir.serde.deserialize_model(one_node("Gelu", {"x": X.astype(np.float16)}))
+    with pytest.raises(UsageError, match="input x of FLOAT16; expected a graph in fp32"):
+        to_standard(model)
+
+
 def test_attention_with_sinks_or_a_quantised_cache_is_refused() -> None:
     model, _ = attention(past=1, new=1, kv_heads=4, smooth_softmax=1)
     with pytest.raises(UsageError, match="GroupQueryAttention with smooth_softmax; expected --graph fused"):
