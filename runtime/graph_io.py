@@ -128,8 +128,11 @@ class Foreign:
         port = self._inputs.get(name)
         if port is None:
             return None
-        if port.dtype not in _INTEGERS or (port.shape is not None and len(port.shape) != 2):
-            raise self._refusal(f"input {_shown(port)}", "[batch, n] of int64 or int32")
+        shape = ("batch", "n") if port.shape is None else port.shape
+        if port.dtype not in _INTEGERS or len(shape) != 2 or not _one(shape[0]):
+            raise self._refusal(f"input {_shown(port)}", "[1, n] of int64 or int32")
+        if isinstance(shape[1], int):
+            raise self._refusal(f"input {_shown(port)} of a fixed length", "any number of ids a run")
         return port.name, port.dtype
 
     def _scalar(self, name: str) -> Scalar:
@@ -165,10 +168,9 @@ class Foreign:
     def _shape(self, port: Port) -> tuple[int, int]:
         """Heads and head size of one past input [batch, heads, past, head size]."""
         shape = port.shape or ()
-        if port.dtype not in _FLOATS or len(shape) != 4 or isinstance(shape[2], int):
-            raise self._refusal(
-                f"input {_shown(port)}", "[batch, heads, past, head size] of float32 or float16"
-            )
+        free = len(shape) == 4 and _one(shape[0]) and not isinstance(shape[2], int)
+        if port.dtype not in _FLOATS or not free:
+            raise self._refusal(f"input {_shown(port)}", "[1, heads, past, head size] of float32 or float16")
         heads, head_dim = _size(shape[1], self.kv_heads), _size(shape[3], self.head_dim)
         if heads is None or head_dim is None:
             raise self._refusal(f"input {_shown(port)} without sizes", "them in its configuration")
@@ -232,3 +234,8 @@ def precision(graph: OnnxGraph) -> str:
     names: Mapping[str, str] = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "uint8": "int8"}
     largest = max(sizes, key=lambda dtype: sizes[dtype], default="unknown")
     return names.get(largest, largest)
+
+
+def _one(batch: int | str) -> bool:
+    """Whether a batch of one fits: the dimension is free, or 1."""
+    return batch == 1 or isinstance(batch, str)

@@ -105,6 +105,9 @@ class Style:
     extra_input: str = ""
     free_sizes: bool = False
     layers: Sequence[int] = range(LAYERS)
+    new: int | str = "new"
+    past: int | str = "past"
+    batch: int | str = "batch"
 
 
 class Drawing:
@@ -218,15 +221,19 @@ def draw_decoder(weights: Mapping[str, Array], style: Style) -> Any:
         return helper.make_tensor_value_info(name, getattr(TensorProto, dtype), shape)
 
     sizes = ("kv_heads", "head") if style.free_sizes else (KV_HEADS, SIZE)
-    inputs = [info("input_ids", style.ids, ["batch", "new"])]
+    inputs = [info("input_ids", style.ids, [style.batch, style.new])]
     if style.mask:
-        inputs.append(info("attention_mask", style.mask, ["batch", "total"]))
+        inputs.append(info("attention_mask", style.mask, [style.batch, "total"]))
     if style.positions:
-        inputs.append(info("position_ids", style.ids, ["batch", "new"]))
+        inputs.append(info("position_ids", style.ids, [style.batch, style.new]))
     for number in style.layers:
         for part in ("key", "value"):
             inputs.append(
-                info(f"past_key_values.{number}.{part}", style.kv, ["batch", sizes[0], "past", sizes[1]])
+                info(
+                    f"past_key_values.{number}.{part}",
+                    style.kv,
+                    [style.batch, sizes[0], style.past, sizes[1]],
+                )
             )
     if style.row_count is not None:
         inputs.append(info("num_logits_to_keep", "INT64", ["n"] * style.row_count))

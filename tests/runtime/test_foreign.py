@@ -32,6 +32,7 @@ STYLES: dict[str, tuple[dict[str, Any], float]] = {
     "logits of the last position only": ({"one_row": True}, EXACT),
     "num_logits_to_keep, a scalar": ({"row_count": 0}, EXACT),
     "num_logits_to_keep, a vector": ({"row_count": 1}, EXACT),
+    "a batch of one": ({"batch": 1}, EXACT),
     "an input with a default": ({"default_input": True}, EXACT),
     "sizes only in config.json": ({"free_sizes": True}, EXACT),
 }
@@ -202,6 +203,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an input nobody knows": ({"extra_input": "beam_width"}, "it wants beam_width"),
     "a hole in the layers": ({"layers": [0, 2]}, r"past keys of layers \[0, 2\]"),
     "a mask that is no integer": ({"mask": "FLOAT"}, r"attention_mask \[batch, total\] float32"),
+    "one id a run": ({"new": 1}, r"input_ids \[batch, 1\] int64 of a fixed length"),
+    "a batch of four": ({"batch": 4}, r"input_ids \[4, new\] int64; expected \[1, n\]"),
+    "a cache of a fixed length": ({"past": 64}, r"past_key_values.0.key \[batch, 2, 64, 16\] float32"),
     "keys in double": ({"kv": "DOUBLE"}, r"past_key_values.0.key \[.*\] float64"),
 }
 

@@ -84,6 +84,21 @@ def test_two_sets_of_buffers_take_turns_and_never_move(growing: Session) -> None
     assert [value.data_ptr() for value in cache.buffers.values()] == addresses
 
 
+def test_memory_is_flat_over_many_turns(growing: Session) -> None:
+    resource = pytest.importorskip("resource", reason="no getrusage here")
+    cache = growing.new_cache()
+
+    def turns(count: int) -> int:
+        for _ in range(count):
+            cache.rewind(20 if cache.length else 0)
+            for token in IDS[cache.length : 100]:
+                growing.forward([token], cache)
+        return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+
+    before = turns(10)
+    assert turns(30) - before < 4096, "KiB (bytes on macOS) of growth over 2,400 steps"
+
+
 def test_a_step_that_fails_leaves_the_cache_as_it_was(growing: Session, numpy_logits: Logits) -> None:
     cache = growing.new_cache()
     growing.forward(IDS[:20], cache)
