@@ -99,8 +99,10 @@ def remove_cached(bundle: Path) -> None:
     try:
         with FileLock(bundle.with_suffix(".lock")):
             aside = Path(tempfile.mkdtemp(prefix=f".{bundle.name}.", suffix=".old", dir=bundle.parent))
-            os.rename(bundle, aside / bundle.name)
-            shutil.rmtree(aside)
+            try:
+                os.rename(bundle, aside / bundle.name)
+            finally:
+                shutil.rmtree(aside)
     except OSError as error:
         raise UsageError(bundle, f"cannot be removed ({error.strerror or error})") from None
 

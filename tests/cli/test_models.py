@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -95,16 +94,3 @@ def test_rm_without_a_name_is_a_usage_error(run: Run, error_line: Any) -> None:
     done = run("models", "rm")
     assert done.returncode == 2
     assert "no name" in error_line(done.stderr)
-
-
-@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="permissions do not bind this user")
-def test_rm_of_what_may_not_be_removed_is_one_line(
-    run: Run, cached: str, cache_dir: Path, error_line: Any
-) -> None:
-    (cache_dir / "bundles").chmod(0o555)
-    try:
-        done = run("models", "rm", cached)
-    finally:
-        (cache_dir / "bundles").chmod(0o755)
-    assert done.returncode == 2
-    assert "cannot be removed" in error_line(done.stderr)
