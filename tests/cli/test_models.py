@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 Run = Callable[..., Any]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -94,3 +95,19 @@ def test_rm_without_a_name_is_a_usage_error(run: Run, error_line: Any) -> None:
     done = run("models", "rm")
     assert done.returncode == 2
     assert "no name" in error_line(done.stderr)
+
+
+@pytest.mark.parametrize("kind", ["genai", "standard"])
+def test_the_demo_model_works_in_every_dress(run: Run, tmp_path: Path, kind: str) -> None:
+    """As onnxruntime-genai's folder (no manifest of ours), and in ai.onnx operators with growing keys and values."""
+    folder = tmp_path / "model"
+    if kind == "genai":
+        shutil.copytree(ROOT / "models" / "demo" / "bundle", folder)
+        (folder / "bundle.json").unlink()
+    else:
+        source = ROOT / "models" / "demo" / "demo.tinygpt"
+        made = run("export-onnx", source, "--graph", "standard", "--out", folder, cwd=ROOT)
+        assert made.returncode == 0, made.stderr
+    tools = ROOT / "tools_schemas" / "demo.json"
+    done = run("agent", folder, "--tools", tools, "--single", "How many lines does LICENSE have?", cwd=ROOT)
+    assert (done.returncode, done.stdout) == (0, "LICENSE has 21 lines.\n"), done.stderr
