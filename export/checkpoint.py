@@ -47,6 +47,9 @@ class Checkpoint(Protocol):
     def weight_nbytes(self) -> int:
         """Size of the weights as stored."""
 
+    def dtype(self, name: str) -> str:
+        """What holds the values of `name` without loss: float32, float16 or bfloat16."""
+
     def tensor(self, name: str) -> NDArray[np.float32]:
         """A fresh array in the logical shape. Raises CheckpointError for NaN, infinity, a changed file."""
 

@@ -1,133 +1,53 @@
-"""A checkpoint's decoder as an ONNX graph, `fused` flavour: GroupQueryAttention over a shared KV buffer.
-
-Weights stay in the checkpoint until the file is written: every initialiser is lazy and is read,
-padded and transposed when its turn comes. What the source holds in fp16 is written in fp16, half the size
-and exact; a Cast, which ONNX Runtime folds when it loads the graph, widens it. Knows nothing of files, parity or tokenizers.
-"""
+"""A checkpoint's decoder as an ONNX graph, `fused` flavour. Knows nothing of files, parity or tokenizers."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
-from onnx_ir import tape
 
-from .architectures import ModelConfig, tensor_shapes
+from .architectures import Activation, ModelConfig
+from .attention import attention, key_value_buffer
 from .checkpoint import Checkpoint
+from .graph import CONTRIB, GraphBuilder, Linear, Part, Weights, graph_value
 
 OPSET = 18
 IR_VERSION = 9
-CONTRIB = "com.microsoft"
-INLINE_NBYTES = 256
-HALF = ".half"  # ends the name of what is stored in fp16 and cast
-Weights = NDArray[np.float32]
-
-
-def padded_head_dim(config: ModelConfig) -> int:
-    """The head size of the graph: the CPU's GroupQueryAttention wants a multiple of 8."""
-    return -(-config.head_dim // 8) * 8
-
-
-class _Builder:
-    """The graph while it is being recorded, and the checkpoint that its weights come from."""
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self.checkpoint = checkpoint
-        self.config = checkpoint.config
-        self.shapes = tensor_shapes(checkpoint.config)
-        self.tape = tape.Tape()
-        self.initializers: dict[str, ir.Value] = {}
-
-    def op(
-        self, kind: str, *inputs: ir.Value | None, name: str, domain: str = "", **attributes: float
-    ) -> ir.Value:
-        """One node with one output called `name`."""
-        (value,) = self.ops(kind, *inputs, names=[name], domain=domain, **attributes)
-        return value
-
-    def ops(
-        self,
-        kind: str,
-        *inputs: ir.Value | None,
-        names: Sequence[str],
-        domain: str = "",
-        **attributes: float,
-    ) -> Sequence[ir.Value]:
-        """One node with outputs called `names`; an empty name is an output that is not wanted."""
-        values = self.tape.op_multi_out(
-            kind, inputs, attributes, num_outputs=len(names), domain=domain, name=f"{names[0]}/{kind}"
-        )
-        for value, name in zip(values, names, strict=True):
-            value.name = name
-        return values
-
-    def weight(self, name: str) -> ir.Value:
-        """The checkpoint's tensor `name` as it is; stored once however often it is used."""
-        return self.lazy(name, self.shapes[name], lambda: self.checkpoint.tensor(name))
-
-    def lazy(self, name: str, shape: tuple[int, ...], make: Callable[[], Weights]) -> ir.Value:
-        """An initialiser whose values come from `make` when the file is written, or now if it is tiny."""
-
-        half = self.checkpoint.stored_dtype == "float16"
-        stored_name = name + HALF if half else name
-
-        def read() -> ir.TensorProtocol:
-            return ir.Tensor(
-                np.ascontiguousarray(make(), np.float16 if half else np.float32), name=stored_name
-            )
-
-        if name not in self.initializers:
-            # The graph itself holds what is tiny; onnx-ir would wrap our refusals while it serialises it.
-            tiny = 4 * math.prod(shape) <= INLINE_NBYTES
-            dtype = ir.DataType.FLOAT16 if half else ir.DataType.FLOAT
-            tensor = read() if tiny else ir.LazyTensor(read, dtype, ir.Shape(shape), name=stored_name)
-            value = self.tape.initializer(tensor, stored_name)
-            if half:
-                value = self.op("Cast", value, name=name, to=ir.DataType.FLOAT.value)
-            self.initializers[name] = value
-        return self.initializers[name]
-
-    def ints(self, name: str, values: Sequence[int]) -> ir.Value:
-        """A small one-dimensional int64 initialiser."""
-        if name not in self.initializers:
-            tensor = ir.Tensor(np.array(values, np.int64), name=name)
-            self.initializers[name] = self.tape.initializer(tensor)
-        return self.initializers[name]
+# Operator, domain and attributes of each activation. QuickGelu is x · sigmoid(alpha · x).
+_ACTIVATIONS: dict[Activation, tuple[str, str, dict[str, float]]] = {
+    "gelu_erf": ("Gelu", CONTRIB, {}),
+    "gelu_tanh": ("FastGelu", CONTRIB, {}),
+    "relu": ("Relu", "", {}),
+    "silu": ("QuickGelu", CONTRIB, {"alpha": 1.0}),
+}
 
 
 def build_decoder(checkpoint: Checkpoint) -> ir.Model:
     """The ONNX model of `checkpoint`, with lazy weights.
 
-    Inputs and outputs are those of a bundle; past and present have the same shape
+    Inputs and outputs are those of a bundle (`position_ids` only where positions are learned); past and present have the same shape
     [batch, kv_heads, capacity, padded_head_dim], so that one buffer can serve as both.
     """
     config = checkpoint.config
-    build = _Builder(checkpoint)
-    ids = _input("input_ids", ir.DataType.INT64, ["batch", "new"])
-    mask = _input("attention_mask", ir.DataType.INT64, ["batch", "total"])
-    position_ids = _input("position_ids", ir.DataType.INT64, ["batch", "new"])
+    build = GraphBuilder(checkpoint)
+    ids = graph_value("input_ids", ir.DataType.INT64, ["batch", "new"])
+    mask = graph_value("attention_mask", ir.DataType.INT64, ["batch", "total"])
+    inputs = [ids, mask]
+    if config.positions == "learned":
+        inputs.append(graph_value("position_ids", ir.DataType.INT64, ["batch", "new"]))
     lengths = _lengths(build, mask)
-    past, present = [], []
-    hidden = _embed(build, ids, position_ids)
-    normed = _norm(build, hidden, "model.layers.0.input_layernorm")
-    for i in range(config.layers):
-        block = f"model.layers.{i}"
-        following = f"model.layers.{i + 1}.input_layernorm" if i + 1 < config.layers else "model.norm"
-        buffers = [_kv(f"past_key_values.{i}.{part}", config) for part in ("key", "value")]
-        mixed, *grown = _attention(build, normed, i, buffers, lengths)
-        bias = build.weight(f"{block}.self_attn.o_proj.bias")
-        normed, hidden = _add_norm(build, mixed, hidden, bias, f"{block}.post_attention_layernorm")
-        mixed = _mlp(build, normed, f"{block}.mlp")
-        bias = build.weight(f"{block}.mlp.down_proj.bias")
-        normed, hidden = _add_norm(build, mixed, hidden, bias, following)
-        past += buffers
+    hidden = _embed(build, *inputs[:1], *inputs[2:])
+    normed = _first_norm(build, hidden)
+    present: list[ir.Value] = []
+    for layer in range(config.layers):
+        past = [key_value_buffer(f"past_key_values.{layer}.{part}", config) for part in ("key", "value")]
+        mixed, *grown = attention(build, normed, layer, past, lengths)
+        run = _parallel_block if config.parallel_residual else _block
+        normed, hidden = run(build, hidden, mixed, layer)
+        inputs += past
         present += grown
     logits = _head(build, normed, ids)
     graph = ir.Graph(
-        [ids, mask, position_ids, *past],
+        inputs,
         [logits, *present],
         nodes=build.tape.nodes,
         initializers=build.tape.initializers,
@@ -137,15 +57,7 @@ def build_decoder(checkpoint: Checkpoint) -> ir.Model:
     return ir.Model(graph, ir_version=IR_VERSION, producer_name="posttrainllm")
 
 
-def _input(name: str, dtype: ir.DataType, shape: Sequence[int | str]) -> ir.Value:
-    return ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
-
-
-def _kv(name: str, config: ModelConfig) -> ir.Value:
-    return _input(name, ir.DataType.FLOAT, ["batch", config.kv_heads, "capacity", padded_head_dim(config)])
-
-
-def _lengths(build: _Builder, mask: ir.Value) -> tuple[ir.Value, ir.Value]:
+def _lengths(build: GraphBuilder, mask: ir.Value) -> tuple[ir.Value, ir.Value]:
     """GroupQueryAttention's two lengths: last valid position [batch], total length (a scalar)."""
     counted = build.op("ReduceSum", mask, build.ints("axis_1", [1]), name="valid", keepdims=0)
     last = build.op("Sub", counted, build.ints("one", [1]), name="last")
@@ -155,142 +67,170 @@ def _lengths(build: _Builder, mask: ir.Value) -> tuple[ir.Value, ir.Value]:
     return seqlens, build.op("Cast", total, name="total_sequence_length", to=ir.DataType.INT32.value)
 
 
-def _embed(build: _Builder, ids: ir.Value, position_ids: ir.Value) -> ir.Value:
-    tokens = build.op("Gather", build.weight("model.embed_tokens.weight"), ids, name="tokens")
+def _embed(build: GraphBuilder, ids: ir.Value, position_ids: ir.Value | None = None) -> ir.Value:
+    config = build.config
+    hidden = build.op("Gather", build.weight("model.embed_tokens.weight"), ids, name="tokens")
+    hidden = _scaled(build, hidden, config.embedding_multiplier, "embedding_multiplier", "tokens.scaled")
+    if position_ids is None:
+        return hidden
     table = build.weight("model.embed_positions.weight")
-    return build.op("Add", tokens, build.op("Gather", table, position_ids, name="positions"), name="hidden.0")
+    positions = build.op("Gather", table, position_ids, name="positions")
+    return build.op("Add", hidden, positions, name="hidden.0")
 
 
-def _norm(build: _Builder, hidden: ir.Value, name: str) -> ir.Value:
-    return build.op(
-        "LayerNormalization",
-        hidden,
-        build.weight(f"{name}.weight"),
-        build.weight(f"{name}.bias"),
-        name=f"{name}.out",
-        axis=-1,
-        epsilon=build.config.norm_eps,
+def _scaled(build: GraphBuilder, x: ir.Value, factor: float, constant: str, name: str) -> ir.Value:
+    return x if factor == 1 else build.op("Mul", x, build.number(constant, factor), name=name)
+
+
+def _block(build: GraphBuilder, hidden: ir.Value, mixed: ir.Value, layer: int) -> tuple[ir.Value, ir.Value]:
+    """What follows a layer's attention: the next norm's output, and the residual stream."""
+    config, block = build.config, f"model.layers.{layer}"
+    names = config.norm_names
+    bias = _output_bias(build, f"{block}.self_attn.o_proj", given=config.output_bias)
+    mixed, bias = _before_adding(build, mixed, bias, block, names.attention_out)
+    normed, hidden = _add_norm(
+        build, mixed, hidden, bias, f"{block}.{names.mlp_in}" if names.mlp_in else None, f"{block}.mlp.in"
     )
+    mixed = _mlp(build, normed, f"{block}.mlp")
+    bias = _output_bias(build, f"{block}.mlp.down_proj", given=config.mlp_bias)
+    mixed, bias = _before_adding(build, mixed, bias, block, names.mlp_out)
+    return _add_norm(build, mixed, hidden, bias, _next_norm(config, layer), f"{block}.out")
+
+
+def _parallel_block(
+    build: GraphBuilder, hidden: ir.Value, mixed: ir.Value, layer: int
+) -> tuple[ir.Value, ir.Value]:
+    """As `_block`, where the MLP sees the same stream as attention did."""
+    config, block = build.config, f"model.layers.{layer}"
+    bias = _output_bias(build, f"{block}.self_attn.o_proj", given=config.output_bias)
+    normed = _norm(build, hidden, f"{block}.{config.norm_names.mlp_in}")
+    attended = _add(build, hidden, mixed, bias, f"{block}.attended")
+    mixed = _mlp(build, normed, f"{block}.mlp")
+    bias = _output_bias(build, f"{block}.mlp.down_proj", given=config.mlp_bias)
+    return _add_norm(build, mixed, attended, bias, _next_norm(config, layer), f"{block}.out")
+
+
+def _next_norm(config: ModelConfig, layer: int) -> str | None:
+    """The norm that the stream meets after `layer`."""
+    if layer + 1 == config.layers:
+        return "model.norm"
+    first = config.norm_names.attention_in
+    return f"model.layers.{layer + 1}.{first}" if first else None
+
+
+def _first_norm(build: GraphBuilder, hidden: ir.Value) -> ir.Value:
+    first = build.config.norm_names.attention_in
+    return _norm(build, hidden, f"model.layers.0.{first}") if first else hidden
+
+
+def _output_bias(build: GraphBuilder, module: str, *, given: bool) -> ir.Value | None:
+    return build.weight(f"{module}.bias") if given else None
+
+
+def _before_adding(
+    build: GraphBuilder, mixed: ir.Value, bias: ir.Value | None, block: str, norm: str | None
+) -> tuple[ir.Value, ir.Value | None]:
+    """`mixed` after the norm and the multiplier that stand between it and the stream; the bias that is left to add."""
+    config = build.config
+    if norm is None and config.residual_multiplier == 1:
+        return mixed, bias
+    if bias is not None:
+        mixed = build.op("Add", mixed, bias, name=f"{mixed.name}.biased")
+    if norm is not None:
+        mixed = _norm(build, mixed, f"{block}.{norm}")
+    name = f"{mixed.name}.scaled"
+    return _scaled(build, mixed, config.residual_multiplier, "residual_multiplier", name), None
+
+
+def _gain(build: GraphBuilder, name: str) -> ir.Value:
+    """The gain of norm `name`."""
+    offset = build.config.norm_offset
+    if not offset:
+        return build.weight(f"{name}.weight")
+
+    def make() -> Weights:
+        return build.checkpoint.tensor(f"{name}.weight") + np.float32(offset)
+
+    return build.lazy(f"{name}.weight", build.shapes[f"{name}.weight"], make)
+
+
+def _norm(build: GraphBuilder, x: ir.Value, name: str) -> ir.Value:
+    config = build.config
+    layer_norm = config.norm == "layer_norm"
+    kind = "LayerNormalization" if layer_norm else "SimplifiedLayerNormalization"
+    parameters = [_gain(build, name), *([build.weight(f"{name}.bias")] if layer_norm else [])]
+    return build.op(kind, x, *parameters, name=f"{name}.out", axis=-1, epsilon=config.norm_eps)
+
+
+def _add(build: GraphBuilder, x: ir.Value, y: ir.Value, bias: ir.Value | None, name: str) -> ir.Value:
+    if bias is not None:
+        y = build.op("Add", y, bias, name=f"{name}.biased")
+    return build.op("Add", x, y, name=name)
 
 
 def _add_norm(
-    build: _Builder, mixed: ir.Value, hidden: ir.Value, bias: ir.Value, name: str
+    build: GraphBuilder,
+    mixed: ir.Value,
+    hidden: ir.Value,
+    bias: ir.Value | None,
+    norm: str | None,
+    name: str,
 ) -> tuple[ir.Value, ir.Value]:
-    """Norm of the new residual stream, and that stream: `mixed + bias + hidden`."""
+    """Norm of the new residual stream, and that stream, `mixed + bias + hidden`; without a `norm` the stream twice."""
+    config = build.config
+    if norm is None:
+        total = _add(build, hidden, mixed, bias, name)
+        return total, total
+    layer_norm = config.norm == "layer_norm"
+    kind = "SkipLayerNormalization" if layer_norm else "SkipSimplifiedLayerNormalization"
+    shift = [build.weight(f"{norm}.bias")] if layer_norm else []
     normed, _, _, total = build.ops(
-        "SkipLayerNormalization",
+        kind,
         mixed,
         hidden,
-        build.weight(f"{name}.weight"),
-        build.weight(f"{name}.bias"),
+        _gain(build, norm),
+        *shift,
         bias,
-        names=[f"{name}.out", "", "", f"{name}.in"],
+        names=[f"{norm}.out", "", "", f"{norm}.in"],
         domain=CONTRIB,
-        epsilon=build.config.norm_eps,
+        epsilon=config.norm_eps,
     )
     return normed, total
 
 
-def _attention(
-    build: _Builder,
-    normed: ir.Value,
-    layer: int,
-    past: Sequence[ir.Value],
-    lengths: tuple[ir.Value, ir.Value],
-) -> Sequence[ir.Value]:
-    """Attention's output before its bias, then the grown key and value buffers."""
-    config, name = build.config, f"model.layers.{layer}.self_attn"
-    dim = padded_head_dim(config)
-    qkv = _packed_qkv(build, normed, name)
-    mixed, key, value = build.ops(
-        "GroupQueryAttention",
-        qkv,
-        None,
-        None,
-        *past,
-        *lengths,
-        names=[f"{name}.mixed", f"present.{layer}.key", f"present.{layer}.value"],
-        domain=CONTRIB,
-        num_heads=config.heads,
-        kv_num_heads=config.kv_heads,
-        scale=1 / math.sqrt(config.head_dim),
-    )
-    for buffer in (key, value):
-        buffer.type = ir.TensorType(ir.DataType.FLOAT)
-        buffer.shape = ir.Shape(["batch", config.kv_heads, "capacity", dim])
-
-    def output_weight() -> Weights:
-        rows = build.checkpoint.tensor(f"{name}.o_proj.weight").T
-        return _pad_heads(rows, config.heads, config.head_dim, dim)
-
-    shape = (config.heads * dim, config.hidden_size)
-    weight = build.lazy(f"{name}.o_proj.weight", shape, output_weight)
-    return [build.op("MatMul", mixed, weight, name=f"{name}.o_proj.out"), key, value]
-
-
-def _packed_qkv(build: _Builder, normed: ir.Value, name: str) -> ir.Value:
-    """Query, key and value of all heads side by side, each head zero-padded."""
-    config, dim = build.config, padded_head_dim(build.config)
-    parts = {"q_proj": config.heads, "k_proj": config.kv_heads, "v_proj": config.kv_heads}
-    width = sum(parts.values()) * dim
-
-    def weight() -> Weights:
-        packed = np.zeros((config.hidden_size, width), np.float32)
-        column = 0
-        for part, heads in parts.items():
-            rows = _pad_heads(build.checkpoint.tensor(f"{name}.{part}.weight"), heads, config.head_dim, dim)
-            packed[:, column : column + heads * dim] = rows.T
-            column += heads * dim
-        return packed
-
-    def bias() -> Weights:
-        tensors = [(build.checkpoint.tensor(f"{name}.{part}.bias"), heads) for part, heads in parts.items()]
-        return np.concatenate([_pad_heads(rows, heads, config.head_dim, dim) for rows, heads in tensors])
-
-    qkv = build.op(
-        "MatMul",
-        normed,
-        build.lazy(f"{name}.qkv_proj.weight", (config.hidden_size, width), weight),
-        name=f"{name}.qkv",
-    )
-    return build.op(
-        "Add", qkv, build.lazy(f"{name}.qkv_proj.bias", (width,), bias), name=f"{name}.qkv_biased"
-    )
-
-
-def _pad_heads(rows: Weights, heads: int, true_dim: int, dim: int) -> Weights:
-    """`rows` [heads * true_dim, ...] with zero rows after each head, [heads * dim, ...]."""
-    if true_dim == dim:
-        return rows
-    padded = np.zeros((heads, dim, *rows.shape[1:]), np.float32)
-    padded[:, :true_dim] = rows.reshape(heads, true_dim, *rows.shape[1:])
-    return padded.reshape(heads * dim, *rows.shape[1:])
-
-
-def _mlp(build: _Builder, normed: ir.Value, name: str) -> ir.Value:
+def _mlp(build: GraphBuilder, normed: ir.Value, name: str) -> ir.Value:
     """The MLP's output before its last bias."""
-    inner = _linear(build, normed, f"{name}.up_proj")
-    inner = build.op("Add", inner, build.weight(f"{name}.up_proj.bias"), name=f"{name}.up_proj.biased")
-    active = build.op("Gelu", inner, name=f"{name}.active", domain=CONTRIB)
-    return _linear(build, active, f"{name}.down_proj")
+    config = build.config
+    kind, domain, attributes = _ACTIVATIONS[config.activation]
+    inner = _biased_linear(build, normed, f"{name}.{'gate_proj' if config.gated_mlp else 'up_proj'}")
+    active = build.op(kind, inner, name=f"{name}.active", domain=domain, **attributes)
+    if config.gated_mlp:
+        up = _biased_linear(build, normed, f"{name}.up_proj")
+        active = build.op("Mul", active, up, name=f"{name}.gated")
+    return build.linear(active, Linear(f"{name}.down_proj", (Part(f"{name}.down_proj"),)))
 
 
-def _linear(build: _Builder, x: ir.Value, name: str) -> ir.Value:
-    rows, columns = build.shapes[f"{name}.weight"]
-    weight = build.lazy(
-        f"{name}.weight", (columns, rows), lambda: build.checkpoint.tensor(f"{name}.weight").T
-    )
-    return build.op("MatMul", x, weight, name=f"{name}.out")
+def _biased_linear(build: GraphBuilder, x: ir.Value, name: str) -> ir.Value:
+    out = build.linear(x, Linear(name, (Part(name),)))
+    if not build.config.mlp_bias:
+        return out
+    return build.op("Add", out, build.weight(f"{name}.bias"), name=f"{name}.biased")
 
 
-def _head(build: _Builder, normed: ir.Value, ids: ir.Value) -> ir.Value:
-    """Logits [batch, new, vocab] over the token table itself, which is stored once.
+def _head(build: GraphBuilder, normed: ir.Value, ids: ir.Value) -> ir.Value:
+    """Logits [batch, new, vocab], over the token table itself where it is tied, which is stored once.
 
     Gemm takes the table transposed as it lies; a Transpose node would be folded into a second copy.
     """
     config = build.config
+    table = build.weight("model.embed_tokens.weight" if config.tied_head else "lm_head.weight")
+    normed = _scaled(build, normed, config.logit_multiplier, "logit_multiplier", "normed.scaled")
     flat = build.op("Reshape", normed, build.ints("rows_of_hidden", [-1, config.hidden_size]), name="flat")
-    scores = build.op("Gemm", flat, build.weight("model.embed_tokens.weight"), name="flat_logits", transB=1)
+    scores = build.op("Gemm", flat, table, name="flat_logits", transB=1)
+    if config.logit_softcap is not None:
+        cap = build.number("logit_softcap", config.logit_softcap)
+        scores = build.op("Tanh", build.op("Div", scores, cap, name="capped.in"), name="capped.out")
+        scores = build.op("Mul", scores, cap, name="flat_logits.capped")
     sizes = build.op("Shape", ids, name="ids_shape")
     shape = build.op(
         "Concat", sizes, build.ints("vocab_size", [config.vocab_size]), name="logits_shape", axis=0

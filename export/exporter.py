@@ -21,7 +21,6 @@ from ..runtime.bundle import (
 )
 from ..runtime.errors import CheckFailedError, MissingExtraError, UsageError
 from . import genai_config
-from .architectures import ARCHITECTURES
 from .checkpoint import Checkpoint, open_checkpoint
 from .tokenizer_source import ResolvedTokenizer, resolve_tokenizer
 
@@ -96,10 +95,11 @@ def _fill(
     staging: Path, checkpoint: Checkpoint, words: ResolvedTokenizer, flavour: str, progress: Progress
 ) -> Manifest:
     from . import decoder, parity
+    from .attention import padded_head_dim
 
     config = checkpoint.config
     model = decoder.build_decoder(checkpoint)
-    kv = KVLayout(config.layers, config.kv_heads, decoder.padded_head_dim(config), "float32")
+    kv = KVLayout(config.layers, config.kv_heads, padded_head_dim(config), "float32")
     if flavour == "standard":
         from .standard import to_standard
 
@@ -125,7 +125,7 @@ def _fill(
         kv=kv,
         tokenizer=words.info,
         end_of_turn_ids=words.end_of_turn_ids,
-        dialect=ARCHITECTURES[config.architecture].dialect,
+        dialect=words.dialect,
         source=SourceInfo(checkpoint.path.name, checkpoint.format, checkpoint.sha256()),
         config=asdict(config) | {"tensors": _tensors(model)},
         parity=report.to_json(),
@@ -141,7 +141,7 @@ def _fill(
 def _save(model: ir.Model, staging: Path, progress: Progress) -> None:
     import onnx_ir as ir
 
-    from .decoder import INLINE_NBYTES
+    from .graph import INLINE_NBYTES
 
     def report(_: object, info: ir.external_data.CallbackInfo) -> None:
         progress("writing weights", info.index + 1, info.total)
@@ -155,7 +155,7 @@ def _tensors(model: ir.Model) -> dict[str, str]:
     """Name to type and shape, `float32[96, 32]`, of the weights as the graph stores them."""
     import onnx_ir as ir
 
-    from .decoder import HALF
+    from .graph import HALF
 
     tensors = [value.const_value for value in model.graph.initializers.values()]
     return {

@@ -224,6 +224,7 @@ def _run_growing(
 ) -> Iterator[tuple[slice, NDArray[np.float32]]]:
     """As `run_case`, where the present of one run is the past of the next."""
     names = [f"{layer}.{part}" for layer in range(kv.layers) for part in ("key", "value")]
+    known = {entry.name for entry in session.get_inputs()}
     padding = np.zeros((1, kv.heads, kv.padding, kv.head_dim), np.float32)
     held = dict.fromkeys(names, padding)
     length = 0
@@ -238,6 +239,7 @@ def _run_growing(
             "position_ids": np.arange(first, first + size, dtype=np.int64)[None],
         }
         feeds |= {f"past_key_values.{name}": value for name, value in held.items()}
+        feeds = {name: value for name, value in feeds.items() if name in known}
         logits, *grown = session.run(["logits", *(f"present.{name}" for name in names)], feeds)
         held = dict(zip(names, grown, strict=True))
         yield rows, logits[0]

@@ -27,6 +27,7 @@ from .tinygpt_body import Place, body_layout
 from .tinygpt_header import Entry, Header, check_elements, read_header, short
 
 _MAX_SIZE = 2**31 - 1
+_NORM_EPS = 1e-5  # no file states it
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,10 @@ class TinyGPTCheckpoint:
     def weight_nbytes(self) -> int:
         """Size of the weights as stored, without training state."""
         return sum(place.count for place in self._places.values()) * self._dtype.itemsize
+
+    def dtype(self, name: str) -> str:
+        """Element type of `name` in the file."""
+        return self.stored_dtype
 
     def tensor(self, name: str) -> NDArray[np.float32]:
         """The tensor `name` in its logical shape, [out, in] for linear weights. A fresh array."""
@@ -241,11 +246,15 @@ def _model_config(header: Header, warnings: list[str]) -> ModelConfig:
         head_dim=hidden // heads,
         context_length=_size(header, "ctx", context, "position rows"),
         norm="layer_norm",
-        norm_eps=TINYGPT.norm_eps,
+        norm_eps=_NORM_EPS,
         positions="learned",
         activation="gelu_erf",
-        biases=True,
+        attention_scale=(hidden // heads) ** -0.5,
+        qkv_bias=True,
+        output_bias=True,
+        mlp_bias=True,
         tied_head=True,
+        gated_mlp=False,
     )
 
 

@@ -37,6 +37,7 @@ class ResolvedTokenizer:
     end_of_turn_ids: list[int]
     files: Mapping[str, bytes]
     warnings: tuple[str, ...]
+    dialect: str = "posttrainllm"
 
 
 def resolve_tokenizer(checkpoint: Checkpoint, given: Path | None) -> ResolvedTokenizer:

@@ -14,9 +14,11 @@ import onnxruntime as ort
 import pytest
 
 from posttrainllm.export import reference
+from posttrainllm.export.attention import padded_head_dim
 from posttrainllm.export.checkpoint import open_checkpoint
-from posttrainllm.export.decoder import HALF, build_decoder, padded_head_dim
+from posttrainllm.export.decoder import build_decoder
 from posttrainllm.export.exporter import export
+from posttrainllm.export.graph import HALF
 
 MakeFile = Callable[..., Any]
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import builtins
 import hashlib
-import math
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -134,9 +132,7 @@ def test_bad_weights_leave_nothing_behind(make_file: MakeFile, tmp_path: Path, p
 def test_a_failed_check_leaves_nothing_behind(
     make_file: MakeFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        decoder, "math", SimpleNamespace(sqrt=lambda _: 1.0, prod=math.prod)
-    )  # a wrong attention scale
+    monkeypatch.setitem(decoder._ACTIVATIONS, "gelu_erf", ("Relu", "", {}))
     with pytest.raises(CheckFailedError, match="of the logit range") as caught:
         export(make_file().save(tmp_path), tmp_path / "out")
     assert caught.value.exit_code == 1

@@ -13,8 +13,9 @@ import pytest
 from numpy.typing import NDArray
 
 from posttrainllm.export import parity
+from posttrainllm.export.attention import padded_head_dim
 from posttrainllm.export.checkpoint import open_checkpoint
-from posttrainllm.export.decoder import build_decoder, padded_head_dim
+from posttrainllm.export.decoder import build_decoder
 from posttrainllm.export.exporter import export
 from posttrainllm.export.parity import ParityReport, measure, parity_cases
 from posttrainllm.export.tinygpt import TinyGPTCheckpoint
