@@ -27,9 +27,9 @@ def inverse_frequencies(rotary: Rotary, context_length: int) -> Floats:
     if scaling and scaling.kind == "dynamic" and context_length > scaling.original_context:
         growth = scaling.factor * context_length / scaling.original_context - (scaling.factor - 1)
         theta *= growth ** (rotary.dim / (rotary.dim - 2))
-    wavelengths = np.float32(theta) ** (
-        np.arange(0, rotary.dim, 2, dtype=np.float32) / np.float32(rotary.dim)
-    )
+    exponents = np.arange(0, rotary.dim, 2, dtype=np.float32) / np.float32(rotary.dim)
+    wavelengths: Floats = np.power(np.float32(theta), exponents, dtype=np.float32)
+    plain: Floats = np.float32(1) / wavelengths
     if scaling is None or scaling.kind == "dynamic":
         return plain
     if scaling.kind == "linear":
