@@ -35,6 +35,11 @@ class ExportOptions:
         "a text: print the perplexity on it, and how often the likeliest id is the one of fp32",
         metavar="FILE",
     )
+    graph: str = option(
+        "fused",
+        "fused (default): ONNX Runtime's own operators; standard: ai.onnx operators only, in fp32, for other engines",
+        metavar="NAME",
+    )
     force: bool = option(False, "replace DIR when it is a bundle already")
 
 
@@ -58,6 +63,7 @@ def run(argv: list[str]) -> int:
             tokenizer=Path(options.tokenizer) if options.tokenizer else None,
             precision=options.precision,
             quality=Path(options.quality) if options.quality else None,
+            flavour=options.graph,
             force=options.force,
             progress=progress,
         )

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Optional
 
-from ..runtime.errors import TokenizerError
+from ..runtime.errors import TokenizerError, UsageError
 from .bundled import BUNDLED, NAMES, bundled_model
 from .options import option, parse, positional
 
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 class InspectOptions:
     """Flags of `inspect`."""
 
-    model: str = positional("model", f"a .tinygpt checkpoint, the folder of a bundle, or {NAMES}")
+    model: str = positional("model", f"a .tinygpt checkpoint, a model folder, or {NAMES}")
+    provider: Optional[str] = option(
+        None, "coreml: which nodes of the graph it would leave to the CPU", metavar="NAME"
+    )
     json: bool = option(False, "print one JSON object")
 
 
@@ -32,24 +35,59 @@ def run(argv: list[str]) -> int:
         summary="Print what a checkpoint or a bundle holds; the files of a bundle are verified.",
         example="  posttrainllm inspect model.tinygpt --json",
     )
+    if options.provider not in (None, "coreml"):
+        raise UsageError(f"--provider {options.provider}", "no published list of operators", "coreml")
     path = Path(options.model)
     if options.model in BUNDLED and not path.exists():
         path = bundled_model(options.model)
-    facts = _bundle(path) if path.is_dir() else _checkpoint(path)
+    from ..runtime.foreign import find_foreign
+
+    if path.is_dir() or find_foreign(path):
+        facts = _coreml(path) if options.provider else _bundle(path)
+    elif options.provider:
+        raise UsageError("--provider", f"{path} has no graph", "a bundle", "export it first")
+    else:
+        facts = _checkpoint(path)
     print(json.dumps(facts, indent=2) if options.json else "\n".join(_lines(facts)))
     return 0
 
 
 def _bundle(path: Path) -> dict[str, Any]:
-    from ..runtime.bundle import Bundle
+    from ..runtime.foreign import open_model_folder
 
-    manifest = asdict(Bundle.open(path, verify=True).manifest)
+    bundle = open_model_folder(path, verify=True)
+    manifest = asdict(bundle.manifest)
     tensors = manifest["config"].pop("tensors", {})
     sizes = {name: info["nbytes"] for name, info in manifest["files"].items()}
     keys = ("architecture", "flavour", "precision", "dialect", "config", "source", "kv", "tokenizer")
-    facts = {"path": str(path), "format": f"{manifest['format']} {manifest['format_version']}"}
-    facts |= {key: manifest[key] for key in (*keys, "end_of_turn_ids", "parity")}
+    ours = f"{manifest['format']} {manifest['format_version']}"
+    facts = {
+        "path": str(path),
+        "format": ours if bundle.io is None else f"{manifest['flavour']} {bundle.graph}",
+    }
+    facts |= {key: manifest[key] for key in (*keys, "end_of_turn_ids", "stop_ids", "parity")}
     return facts | {"sizes": sizes, "tensors": tensors}
+
+
+def _coreml(path: Path) -> dict[str, Any]:
+    """For each of CoreML's formats: how many nodes, and which ones not."""
+    from ..runtime.coreml import coreml_report
+    from ..runtime.foreign import open_model_folder
+    from ..runtime.onnx_file import read_graph
+
+    bundle = open_model_folder(path)
+    facts: dict[str, Any] = {"path": str(path), "flavour": bundle.manifest.flavour}
+    for name, report in coreml_report(read_graph(bundle.graph_path)).items():
+        facts["operator list"] = report.source
+        facts[name] = {
+            "taken": f"{report.taken} of {report.nodes} nodes",
+            "left to the CPU": {
+                kind: {"nodes": len(names), "reason": reason, "names": list(names)}
+                for kind, (reason, names) in report.refused.items()
+            },
+            "conditions, not checked": report.conditions,
+        }
+    return facts
 
 
 def _checkpoint(path: Path) -> dict[str, Any]:

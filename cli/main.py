@@ -29,6 +29,7 @@ COMMANDS = (
     Command("sample", "sample", "generate plain text from a prompt"),
     Command("export-onnx", "export_onnx", "turn a checkpoint into an ONNX bundle"),
     Command("inspect", "inspect", "print what a checkpoint or a bundle holds"),
+    Command("models", "model_list", "list the models that are here; remove exported ones"),
     Command("eval", "eval", "run tasks through an agent and count what is right"),
     Command("doctor", "doctor", "try out on this machine what is promised"),
 )

@@ -1,4 +1,4 @@
-"""MODEL on the command line: a bundle, a checkpoint that is exported once, or the name of a bundled model."""
+"""MODEL on the command line: a model folder, a checkpoint that is exported once, or the name of a bundled model."""
 
 import sys
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import Optional
 
 from ..runtime.bundle import is_bundle
 from ..runtime.errors import BundleError, InputError
+from ..runtime.foreign import find_foreign
 from ..runtime.session import Session, load
 from .bundled import BUNDLED, DEMO, NAMES, bundled_model
 from .progress import progress_bar, spinner
@@ -25,16 +26,20 @@ def open_model(model: Optional[str], provider: str) -> Session:
 
 
 def find_bundle(model: Optional[str]) -> Optional[Path]:
-    """The bundle folder that MODEL names; None if MODEL is a file to export. Raises InputError."""
+    """The model folder (or .onnx file in one) that MODEL names; None if it is a file to export. Raises InputError."""
     if model is None:
         return bundled_model(DEMO)
     path = Path(model)
     if path.is_dir():
-        if is_bundle(path):
+        if is_bundle(path) or find_foreign(path):
             return path
-        raise InputError(path, "a folder without bundle.json", "a bundle, or a .tinygpt file to export")
+        raise InputError(
+            path,
+            "a folder without bundle.json",
+            "a bundle, a folder of ONNX files, or a .tinygpt file to export",
+        )
     if path.exists():
-        return None
+        return path if find_foreign(path) else None
     if model in BUNDLED:
         return bundled_model(model)
     raise InputError(path, "no such file", f"a .tinygpt file, a bundle folder, or {NAMES}")

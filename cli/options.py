@@ -32,6 +32,11 @@ def positional(name: str, help: str, *, optional: bool = False) -> Any:
     return field(metadata={"args": [name], "help": help})
 
 
+def positionals(name: str, help: str) -> Any:
+    """A dataclass field that is any number of positional arguments: a tuple of their texts, in order."""
+    return field(default=(), metadata={"args": [name], "help": help, "nargs": "*", "type": str})
+
+
 def _each(text: str) -> str:
     """Marks a flag of `repeated`: argparse-dataclass passes a `type` through, but no `action`."""
     return text

@@ -14,7 +14,7 @@ from .tool_flags import at_least
 class SampleOptions(SamplingOptions):
     """Flags of `sample`."""
 
-    model: str = positional("model", f"a bundle folder, a .tinygpt file, or {NAMES}")
+    model: str = positional("model", f"a model folder, a .tinygpt file, or {NAMES}")
     prompt: str = field(metadata={"help": "the text to go on from", "metavar": "TEXT"})
     tokens: int = option(128, "ids to sample at most", metavar="N")
 
@@ -46,7 +46,7 @@ def run(argv: list[str]) -> int:
     steps = generate(
         session,
         prompt,
-        cache=session.new_cache(),
+        cache=session.new_cache(max_length=len(prompt) + options.tokens),
         sampler=sampler,
         max_tokens=options.tokens,
         stop=session.manifest.end_of_turn_ids,

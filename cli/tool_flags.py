@@ -21,7 +21,7 @@ class ToolOptions:
     """The model and its tools, and what these may do."""
 
     model: Optional[str] = positional(
-        "model", f"a bundle folder, a .tinygpt file, or {NAMES} (default: {DEMO})", optional=True
+        "model", f"a model folder, a .tinygpt file, or {NAMES} (default: {DEMO})", optional=True
     )
     tools: Optional[str] = option(
         None, f"tool file (default, with {NAMES} only: the model's own)", metavar="FILE"

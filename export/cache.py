@@ -84,6 +84,31 @@ def cached_export(source: Path, *, progress: Progress | None = None, repair: boo
         ) from None
 
 
+def cached_bundles() -> list[Path]:
+    """The folders of the cache, the newest first; some may be damaged. What is being written is left out."""
+    folder = cache_folder() / "bundles"
+    try:
+        found = [entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+        return sorted(found, key=lambda entry: entry.stat().st_mtime, reverse=True)
+    except FileNotFoundError:
+        return []
+
+
+def remove_cached(bundle: Path) -> None:
+    """Delete one folder of `cached_bundles`; it is out of sight before its files go. Raises UsageError."""
+    from filelock import FileLock
+
+    try:
+        with FileLock(bundle.with_suffix(".lock")):
+            aside = Path(tempfile.mkdtemp(prefix=f".{bundle.name}.", suffix=".old", dir=bundle.parent))
+            try:
+                os.rename(bundle, aside / bundle.name)
+            finally:
+                shutil.rmtree(aside)
+    except OSError as error:
+        raise UsageError(bundle, f"cannot be removed ({error.strerror or error})") from None
+
+
 def content_hash(source: Path, memory: Path) -> str:
     """SHA-256 of `source`, remembered in the folder `memory` for as long as the file's stat is the same."""
     try:

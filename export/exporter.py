@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..runtime.bundle import (
+    FLAVOURS,
     GRAPH,
     WEIGHTS,
     KVLayout,
@@ -56,6 +57,7 @@ def export(
     precision: str | None = None,
     quality: Path | None = None,
     context: int | None = None,
+    flavour: str = FLAVOUR,
     force: bool = False,
     progress: Progress | None = None,
 ) -> ExportReport:
@@ -63,11 +65,13 @@ def export(
 
     `context` is the longest text that the bundle is for, instead of the model's own. `precision` is what
     --precision takes (precision.py); None chooses by the source. With a text file in `quality` the manifest's parity
-    record tells what the precision costs on it. Weights are streamed. `progress(stage, done, total)` is called along the way. Raises UsageError
-    for `out`, CheckpointError, TokenizerError, and CheckFailedError when parity does not hold.
+    record tells what the precision costs on it. `flavour` is "fused" (ONNX Runtime's own operators, keys and values
+    appended in place) or "standard" (ai.onnx operators only, fp32). Weights are streamed.
+    `progress(stage, done, total)` is called along the way. Raises UsageError for `out`, `flavour` and `precision`,
+    CheckpointError, TokenizerError, and CheckFailedError when parity does not hold.
     """
     _require_onnx()
-    asked = parse_precision(precision) if precision is not None else None
+    asked = _asked_precision(precision, flavour)
     refuse_existing(out, force=force)
     if out.exists() and source.resolve().is_relative_to(out.resolve()):
         raise UsageError(out, "holds the checkpoint that is exported", "another folder for --out")
@@ -80,7 +84,7 @@ def export(
 
             length = checkpoint.config.context_length
             windows = text_windows(quality, words.files, words.info.kind, length)
-        job = _Job(checkpoint, recipe, words, progress or _silent, quality, windows)
+        job = _Job(checkpoint, recipe, flavour, words, progress or _silent, quality, windows)
         try:
             with staged_bundle(out, force=force) as staging:
                 manifest = _fill(staging, job)
@@ -105,12 +109,25 @@ def _require_onnx() -> None:
         ) from None
 
 
+def _asked_precision(precision: str | None, flavour: str) -> Recipe | None:
+    """What --precision and --graph say together; None leaves the choice to the source."""
+    if flavour not in FLAVOURS:
+        raise UsageError("--graph", repr(flavour), " or ".join(FLAVOURS))
+    if flavour == "standard" and precision is None:
+        return parse_precision("fp32")
+    asked = parse_precision(precision) if precision is not None else None
+    if flavour == "standard" and asked is not None and asked.precision != "fp32":
+        raise UsageError("--precision", f"{precision!r} with --graph standard", "fp32, or --graph fused")
+    return asked
+
+
 @dataclass(frozen=True)
 class _Job:
     """What one export has been asked for."""
 
     checkpoint: Checkpoint
     recipe: Recipe
+    flavour: str
     words: ResolvedTokenizer
     progress: Progress
     text: Path | None
@@ -126,10 +143,15 @@ def _fill(staging: Path, job: _Job) -> Manifest:
     config = checkpoint.config
     model = decoder.build_decoder(checkpoint, block_source(recipe, checkpoint))
     half = recipe.precision == "fp16"
+    kv = KVLayout(config.layers, config.kv_heads, padded_head_dim(config), "float16" if half else "float32")
     if half:
         to_half(model, checkpoint.path)
+    if job.flavour == "standard":
+        from .standard import to_standard
+
+        to_standard(model)
+        kv = replace(kv, style="growing", padding=1)
     _save(model, staging, progress)
-    kv = KVLayout(config.layers, config.kv_heads, padded_head_dim(config), "float16" if half else "float32")
     report = _check(staging, checkpoint, recipe, kv, progress)
     if not report.passed:
         raise _parity_failed(checkpoint, report)
@@ -139,7 +161,7 @@ def _fill(staging: Path, job: _Job) -> Manifest:
     progress("hashing files", 0, 1)
     manifest = Manifest(
         architecture=config.architecture,
-        flavour=FLAVOUR,
+        flavour=job.flavour,
         precision=recipe.precision,
         context_length=config.context_length,
         vocab_size=config.vocab_size,
@@ -240,7 +262,9 @@ def _tensors(model: ir.Model) -> dict[str, str]:
     return {
         str(tensor.name).removesuffix(HALF): f"{tensor.dtype.numpy().name}{list(tensor.shape.numpy())}"
         for tensor in tensors
-        if tensor is not None and tensor.dtype != ir.DataType.INT64  # axes and sizes of the graph itself
+        if tensor is not None
+        and tensor.dtype != ir.DataType.INT64  # axes and sizes of the graph itself,
+        and len(tensor.shape) > 0  # and its numbers
     }
 
 

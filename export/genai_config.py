@@ -53,7 +53,7 @@ def genai_config(manifest: Manifest) -> dict[str, Any]:
             "do_sample": False,
             "max_length": manifest.context_length,
             "num_beams": 1,
-            "past_present_share_buffer": True,
+            "past_present_share_buffer": manifest.kv.style == "shared",
         },
     }
 

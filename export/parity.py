@@ -1,7 +1,7 @@
 """The exported graph against the NumPy reference, before a bundle is declared good.
 
 The graph runs as the runtime runs it: one buffer per layer bound as past and as present, filled with
-NaN beyond the valid length. One sequence starts at position 0, a second one ends at the last row of the
+NaN beyond the valid length; or, where keys and values grow, from the masked padding position on. One sequence starts at position 0, a second one ends at the last row of the
 position table; both are cut into chunks in several ways.
 """
 
@@ -240,7 +240,10 @@ def _session(graph: Path, *, prepacked: bool = False) -> ort.InferenceSession:
 def run_case(
     session: ort.InferenceSession, kv: KVLayout, vocab_size: int, ids: NDArray[np.int64], case: Case
 ) -> Iterator[tuple[slice, NDArray[np.float32]]]:
-    """Logits [rows, vocab] of the graph, fed chunk by chunk over shared buffers, and which rows they are."""
+    """Logits [rows, vocab] of the graph, fed chunk by chunk, and which rows they are."""
+    if kv.style == "growing":
+        yield from _run_growing(session, kv, ids, case)
+        return
     inputs = {entry.name for entry in session.get_inputs()}
     shape = (1, kv.heads, case.capacity, kv.head_dim)
     buffers = {
@@ -264,4 +267,31 @@ def run_case(
         binding.bind_ortvalue_output("logits", logits)
         session.run_with_iobinding(binding)
         yield rows, logits.numpy()[0]
+        length += size
+
+
+def _run_growing(
+    session: ort.InferenceSession, kv: KVLayout, ids: NDArray[np.int64], case: Case
+) -> Iterator[tuple[slice, NDArray[np.float32]]]:
+    """As `run_case`, where the present of one run is the past of the next."""
+    names = [f"{layer}.{part}" for layer in range(kv.layers) for part in ("key", "value")]
+    known = {entry.name for entry in session.get_inputs()}
+    padding = np.zeros((1, kv.heads, kv.padding, kv.head_dim), np.float32)
+    held = dict.fromkeys(names, padding)
+    length = 0
+    for size in case.chunks:
+        rows = slice(length, length + size)
+        first = case.first_position + length
+        mask = np.ones((1, kv.padding + length + size), np.int64)
+        mask[:, : kv.padding] = 0
+        feeds: dict[str, NDArray[np.generic]] = {
+            "input_ids": ids[None, rows],
+            "attention_mask": mask,
+            "position_ids": np.arange(first, first + size, dtype=np.int64)[None],
+        }
+        feeds |= {f"past_key_values.{name}": value for name, value in held.items()}
+        feeds = {name: value for name, value in feeds.items() if name in known}
+        logits, *grown = session.run(["logits", *(f"present.{name}" for name in names)], feeds)
+        held = dict(zip(names, grown, strict=True))
+        yield rows, logits[0]
         length += size

@@ -12,6 +12,7 @@ Standard library only. Knows nothing of ONNX; it neither opens graphs nor guesse
 Input and output names of the graph are the ecosystem's: `input_ids` [1, n] int64, `attention_mask`
 [1, past + n] int64, `position_ids` [1, n] int64, `past_key_values.N.key|value` and
 `present.N.key|value` [1, kv_heads, capacity, head_dim], `logits` [1, n, vocab_size] float32.
+Folders that other programs wrote are `foreign.py`'s; they get a manifest of the same kind, in memory only.
 """
 
 from __future__ import annotations
@@ -25,9 +26,12 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints
 
 from .errors import BundleError, UsageError
+
+if TYPE_CHECKING:
+    from .graph_io import GraphIO
 
 MANIFEST = "bundle.json"
 GRAPH = "model.onnx"
@@ -36,7 +40,8 @@ TOKENIZER = "tokenizer.json"
 CHAT_TEMPLATE = "chat_template.jinja"
 FORMAT = "posttrainllm-bundle"
 FORMAT_VERSION = 1
-FLAVOURS = ("fused",)
+FLAVOURS = ("fused", "standard")
+KV_STYLES = ("shared", "growing")
 DIALECTS = ("posttrainllm", "chat_template", "plain")
 TOKENIZER_KINDS = ("bytes", "tokenizers", "missing")
 
@@ -45,13 +50,18 @@ TOKENIZER_KINDS = ("bytes", "tokenizers", "missing")
 class KVLayout:
     """Shape of one layer's key (or value) buffer: [1, heads, capacity, head_dim] of `dtype`.
 
-    `head_dim` is the padded size that the graph uses, a multiple of 8.
+    `head_dim` is the padded size that the graph uses. `style` is "shared" where one buffer serves as past
+    and as present and is appended to in place, "growing" where the present is the past and the new
+    positions, in a tensor of exactly that length. `padding` positions, which the mask hides, stand before the first id: for
+    graphs that must never see a past of length zero.
     """
 
     layers: int
     heads: int
     head_dim: int
     dtype: str
+    style: str = "shared"
+    padding: int = 0
 
 
 @dataclass(frozen=True)
@@ -110,14 +120,19 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Bundle:
-    """A folder whose manifest was read and whose files are all there with the right sizes."""
+    """A folder whose manifest was read and whose files are all there with the right sizes.
+
+    `graph` is the graph's file, relative to `path`; `io` says what a foreign one calls its inputs.
+    """
 
     path: Path
     manifest: Manifest
+    graph: str = GRAPH
+    io: GraphIO | None = None
 
     @property
     def graph_path(self) -> Path:
-        return self.path / GRAPH
+        return self.path / self.graph
 
     @property
     def tokenizer_path(self) -> Path:
@@ -188,12 +203,14 @@ def _refuse_unknown(manifest: Manifest, file: Path) -> None:
     for name, found, known in (
         ("flavour", manifest.flavour, FLAVOURS),
         ("dialect", manifest.dialect, DIALECTS),
+        ("kv/style", manifest.kv.style, KV_STYLES),
         ("tokenizer/kind", manifest.tokenizer.kind, TOKENIZER_KINDS),
     ):
         if found not in known:
             raise BundleError(f"{file}#/{name}", repr(found), " or ".join(known), "update posttrainllm")
-    sizes = (manifest.context_length, manifest.vocab_size, *asdict(manifest.kv).values())
-    if any(isinstance(size, int) and size < 1 for size in sizes):
+    kv = manifest.kv
+    sizes = (manifest.context_length, manifest.vocab_size, kv.layers, kv.heads, kv.head_dim, kv.padding + 1)
+    if min(sizes) < 1:
         raise BundleError(file, "a size below 1", remedy="export the model again")
 
 

@@ -1,8 +1,11 @@
-"""KVCache: the keys and values of one conversation, allocated once, written in place.
+"""KVCache: the keys and values of one conversation, allocated once.
 
 Layout: per layer one key and one value OrtValue, [1, kv_heads, capacity, head_dim], on the provider's
-device. The same OrtValue is bound as past and as present, so GroupQueryAttention appends in place.
-Valid length and capacity are different numbers: what lies beyond the length is never read.
+device. Where the graph appends in place ("shared"), the same OrtValue is bound as past and as present. Where
+it concatenates ("growing"), there are two such sets that take turns: one holds the past, the other gets the
+present. A growing tensor is as long as its content, so it lies at the start of its buffer, without gaps
+between the heads, and forgetting ids means moving the heads together. Valid length and capacity are
+different numbers: what lies beyond the length is never read.
 
 A cache also holds the ids it was fed, so `length == len(ids)` always and a caller can ask which prefix of
 a new prompt is already there. One cache belongs to one session, and to one thread at a time.
@@ -42,7 +45,9 @@ class KVCache:
         self.ids: list[int] = []
         self.capacity = 0
         self.buffers: dict[str, Any] = {}
-        self.binding: Any = None
+        self._spare: dict[str, Any] = {}  # the other set of growing buffers
+        self._held = layout.padding  # positions that `buffers` holds, if they are growing
+        self._binding: Any = None
         self._allocate(max_length if preallocate else min(FIRST_CAPACITY, max_length))
 
     @property
@@ -54,7 +59,8 @@ class KVCache:
     def nbytes(self) -> int:
         """Bytes allocated for keys and values."""
         row = self.layout.heads * self.layout.head_dim * np.dtype(self.layout.dtype).itemsize
-        return 2 * self.layout.layers * row * self.capacity
+        sets = 2 if self._growing else 1
+        return sets * 2 * self.layout.layers * row * (self.capacity + self.layout.padding)
 
     def rewind(self, length: int) -> None:
         """Forget all ids beyond the first `length`. Costs nothing. Raises ValueError outside 0..length."""
@@ -77,16 +83,70 @@ class KVCache:
         if length > self.capacity:
             self._allocate(min(max(length, 2 * self.capacity), self.max_length))
 
+    def bind(self, session: Any, past: Sequence[str], present: Sequence[str], count: int) -> Any:
+        """An IOBinding of `session` for `count` new ids: the inputs `past` and the outputs `present`, by name.
+
+        Names go key, value, layer by layer. Once the step has run, `keep` takes over its ids.
+        """
+        if self._growing:
+            self._binding = self._binding or session.io_binding()
+            self._bind_growing(past, present, count)
+        elif self._binding is None:
+            self._binding = session.io_binding()
+            for before, after, value in zip(past, present, self.buffers.values(), strict=True):
+                self._binding.bind_ortvalue_input(before, value)
+                self._binding.bind_ortvalue_output(after, value)
+        return self._binding
+
+    def keep(self, ids: Sequence[int]) -> None:
+        """`ids` were fed: what the last step bound as present is the past of the next."""
+        self.ids.extend(ids)
+        if self._growing:
+            self.buffers, self._spare = self._spare, self.buffers
+            self._held = self.layout.padding + self.length
+
+    @property
+    def _growing(self) -> bool:
+        return self.layout.style == "growing"
+
+    def _bind_growing(self, past: Sequence[str], present: Sequence[str], count: int) -> None:
+        length = self.layout.padding + self.length
+        if length < self._held:
+            for value in self.buffers.values():
+                self._move_together(value, length)
+            self._held = length
+        dtype = np.dtype(self.layout.dtype).type
+        for names, values, positions, bind in (
+            (past, self.buffers, length, self._binding.bind_input),
+            (present, self._spare, length + count, self._binding.bind_output),
+        ):
+            shape = [1, self.layout.heads, positions, self.layout.head_dim]
+            for name, value in zip(names, values.values(), strict=True):
+                bind(name, self.device, 0, dtype, shape, value.data_ptr())
+
+    def _move_together(self, value: Any, length: int) -> None:
+        """Cut every head of a growing buffer to its first `length` positions."""
+        heads, size = self.layout.heads, self.layout.head_dim
+        whole: NDArray[Any] = value.numpy()
+        flat = whole.reshape(-1)
+        heads_now = flat[: heads * self._held * size].reshape(heads, self._held, size)
+        flat[: heads * length * size] = heads_now[:, :length].copy().reshape(-1)
+        if whole.ctypes.data != value.data_ptr():  # it was a copy, of a device's memory for example
+            value.update_inplace(whole)
+
     def _allocate(self, capacity: int) -> None:
         """Buffers of `capacity` ids; the valid part of the old ones is carried over."""
-        shape = [1, self.layout.heads, capacity, self.layout.head_dim]
+        shape = [1, self.layout.heads, capacity + self.layout.padding, self.layout.head_dim]
         dtype = np.dtype(self.layout.dtype).type
         buffers: dict[str, Any] = {}
+        spare: dict[str, Any] = {}
         for layer in range(self.layout.layers):
             for part in ("key", "value"):
                 name = f"{layer}.{part}"
                 try:
                     buffers[name] = self._buffer(shape, dtype, self.buffers.get(name))
+                    if self._growing:
+                        spare[name] = self._buffer(shape, dtype, None)
                 except Exception as error:  # noqa: BLE001 - ONNX Runtime's and NumPy's share no other base
                     nbytes = 2 * self.layout.layers * math.prod(shape) * np.dtype(dtype).itemsize
                     raise PosttrainError(
@@ -94,9 +154,16 @@ class KVCache:
                         f"{nbytes:,} bytes for {capacity} ids cannot be allocated ({error})",
                         remedy="let it grow on demand (--no-kv-preallocate), or use a shorter context",
                     ) from None
-        self.buffers, self.capacity, self.binding = buffers, capacity, None
+        self.buffers, self._spare, self.capacity, self._binding = buffers, spare, capacity, None
 
     def _buffer(self, shape: list[int], dtype: type, old: Any) -> Any:
+        if self._growing:
+            # Zeros: masked positions count zero times, and zero times NaN is NaN.
+            fresh: NDArray[Any] = np.zeros(shape, dtype)
+            if old is not None:
+                valid = self.layout.heads * self._held * self.layout.head_dim
+                fresh.reshape(-1)[:valid] = old.numpy().reshape(-1)[:valid]
+            return ort.OrtValue.ortvalue_from_numpy(fresh, self.device, 0)
         if old is None or not self.ids:
             return ort.OrtValue.ortvalue_from_shape_and_type(shape, dtype, self.device, 0)
         grown: NDArray[Any] = np.zeros(shape, dtype)

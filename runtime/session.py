@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 
 from .bundle import Bundle
 from .errors import BundleError, ProviderError
+from .foreign import open_model_folder
+from .graph_io import bundle_io
 from .kv_cache import KVCache
 from .providers import CPU, Provider, candidates
 from .threads import usable_threads
@@ -36,6 +38,7 @@ class Session:
     def __init__(self, bundle: Bundle, *, provider: str = "auto", threads: int | None = None) -> None:
         self.bundle = bundle
         self.manifest = bundle.manifest
+        self.io = bundle.io or bundle_io(bundle.manifest.kv.layers)
         self.threads = threads or usable_threads()
         self._ort, self.provider, self.provider_reason = self._choose(provider)
         self._inputs = {entry.name for entry in self._ort.get_inputs()}
@@ -73,6 +76,10 @@ class Session:
         rounding. Raises ContextFullError (nothing is fed) if the ids do not fit, ValueError for no
         ids, an id outside 0..V-1 or another session's cache.
         """
+        return self._feed(ids, cache, last_row=False)
+
+    def _feed(self, ids: Sequence[int], cache: KVCache, *, last_row: bool) -> NDArray[np.float32]:
+        """`forward`; with `last_row`, logits [1 or more, V] that end with the last id's."""
         if cache.owner is not self:
             raise ValueError(f"the cache belongs to {cache.owner!r}, not to {self!r}")
         tokens = np.asarray(ids, dtype=np.int64).reshape(1, -1)
@@ -81,11 +88,11 @@ class Session:
             raise ValueError("forward needs at least one id")
         if int(tokens.min()) < 0 or int(tokens.max()) >= self.vocab_size:
             raise ValueError(f"an id is outside 0..{self.vocab_size - 1}")
-        past = cache.length
-        cache.reserve(past + count)
-        logits = self._run(tokens, past, cache)
-        cache.ids.extend(tokens[0].tolist())
-        return logits
+        cache.reserve(cache.length + count)
+        if self.io.one_row and not last_row and count > 1:
+            # The graph has logits for one position a run. Who wants them all pays a run for each.
+            return np.concatenate([self._run(tokens[:, i : i + 1], cache, 1) for i in range(count)])
+        return self._run(tokens, cache, 1 if last_row else count)
 
     def prefill(self, ids: Sequence[int], cache: KVCache) -> NDArray[np.float32]:
         """Make `cache` hold exactly `ids`; logits [V] float32 after the last one.
@@ -100,42 +107,55 @@ class Session:
         known = min(cache.common_prefix(ids), len(ids) - 1)
         cache.rewind(known)
         for start in range(known, len(ids), PREFILL_CHUNK):
-            logits = self.forward(ids[start : start + PREFILL_CHUNK], cache)
+            chunk = ids[start : start + PREFILL_CHUNK]
+            logits = (
+                self._feed(chunk, cache, last_row=True) if self._chooses_rows else self.forward(chunk, cache)
+            )
         row: NDArray[np.float32] = logits[-1]
         return row
 
-    def _run(self, tokens: NDArray[np.int64], past: int, cache: KVCache) -> NDArray[np.float32]:
-        binding = cache.binding
-        if binding is None:
-            binding = cache.binding = self._bind_kv(cache)
-        count, total = tokens.shape[1], past + tokens.shape[1]
+    @property
+    def _chooses_rows(self) -> bool:
+        return self.io.one_row or self.io.rows is not None
+
+    def _run(self, tokens: NDArray[np.int64], cache: KVCache, rows: int) -> NDArray[np.float32]:
+        """One run of the graph: `tokens` [1, n] into `cache`; logits of the last `rows` positions, or of all n."""
+        io, past, count = self.io, cache.length, tokens.shape[1]
+        total = past + count
+        binding = cache.bind(self._ort, io.past, io.present, count)
         # ONNX Runtime reads these by address: the names keep them alive until run returns.
-        feeds = {
-            "input_ids": tokens,
-            "attention_mask": np.ones((1, total), np.int64),
-            "position_ids": np.arange(past, total, dtype=np.int64).reshape(1, -1),
-        }
-        logits = ort.OrtValue.ortvalue_from_shape_and_type(
-            [1, count, self.vocab_size], np.float32, self.provider.device, 0
-        )
+        feeds = self._feeds(tokens, past, rows)
         for name, array in feeds.items():
             if name in self._inputs:
                 binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
-        binding.bind_ortvalue_output("logits", logits)
+        name, dtype = io.logits
+        given = min(rows, count) if self._chooses_rows else count
+        logits = ort.OrtValue.ortvalue_from_shape_and_type(
+            [1, given, self.vocab_size], np.dtype(dtype).type, self.provider.device, 0
+        )
+        binding.bind_ortvalue_output(name, logits)
         try:
             self._ort.run_with_iobinding(binding)
         except Exception as error:  # noqa: BLE001 - ONNX Runtime's exceptions share no other base
             found = f"ONNX Runtime failed at ids {past} to {total - 1} ({error})"
             raise BundleError(self.bundle.graph_path, found, remedy="export the model again") from None
-        rows: NDArray[np.float32] = logits.numpy()[0]
-        return rows
+        cache.keep(tokens[0].tolist())
+        values: NDArray[np.float32] = logits.numpy()[0].astype(np.float32, copy=False)
+        return values
 
-    def _bind_kv(self, cache: KVCache) -> Any:
-        binding = self._ort.io_binding()
-        for name, value in cache.buffers.items():
-            binding.bind_ortvalue_input(f"past_key_values.{name}", value)
-            binding.bind_ortvalue_output(f"present.{name}", value)
-        return binding
+    def _feeds(self, tokens: NDArray[np.int64], past: int, rows: int) -> dict[str, NDArray[Any]]:
+        """Ids, mask and positions by the graph's names and in its types."""
+        io, padding, total = self.io, self.manifest.kv.padding, past + tokens.shape[1]
+        feeds: dict[str, NDArray[Any]] = {io.ids[0]: np.ascontiguousarray(tokens, io.ids[1])}
+        if io.mask is not None:
+            mask = np.ones((1, padding + total), io.mask[1])
+            mask[:, :padding] = 0
+            feeds[io.mask[0]] = mask
+        if io.positions is not None:
+            feeds[io.positions[0]] = np.arange(past, total, dtype=io.positions[1]).reshape(1, -1)
+        if io.rows is not None:
+            feeds[io.rows.name] = np.full((1,) * io.rows.rank, rows, np.int64)
+        return feeds
 
     def _choose(self, name: str) -> tuple[Any, Provider, str]:
         """The ONNX Runtime session, its provider, and why it was chosen."""
@@ -177,6 +197,8 @@ class Session:
 
     def _check_graph(self, session: Any) -> None:
         """The graph has the inputs and outputs that the manifest promises. Raises BundleError."""
+        if self.bundle.io is not None:
+            return  # a foreign one: its description was read from the graph
         kv = self.manifest.kv
         expected = {
             f"past_key_values.{layer}.{part}": (kv.heads, kv.head_dim)
@@ -211,5 +233,5 @@ class Session:
 
 
 def load(path: str | Path, *, provider: str = "auto", threads: int | None = None) -> Session:
-    """Open the bundle folder `path`. Raises BundleError, ProviderError."""
-    return Session(Bundle.open(Path(path)), provider=provider, threads=threads)
+    """Open the model folder `path`, ours or a foreign one (`foreign.py`). Raises BundleError, ProviderError."""
+    return Session(open_model_folder(Path(path)), provider=provider, threads=threads)

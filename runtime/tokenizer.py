@@ -20,7 +20,7 @@ from typing import Protocol
 import tokenizers
 from llguidance import LLTokenizer, TokenizerWrapper
 
-from .bundle import Bundle
+from .bundle import TOKENIZER, Bundle
 from .errors import TokenizerError
 
 MARKERS = ("<|im_start|>", "<|im_end|>")
@@ -98,6 +98,10 @@ def open_tokenizer(bundle: Bundle) -> Tokenizer:
         except (OSError, UnicodeDecodeError) as error:
             raise TokenizerError(path, f"cannot be read ({error})", remedy="export the model again") from None
         return HuggingFaceTokenizer(text, str(path))
+    if bundle.io is not None:
+        raise TokenizerError(
+            bundle.path, f"no {TOKENIZER}", "one beside the configuration", "copy it from the model's source"
+        )
     raise TokenizerError(
         bundle.path,
         f"the model's tokenizer ({info.source or 'unnamed'}) was not found when it was exported",

@@ -166,3 +166,11 @@ def test_being_asked_to_end_leaves_no_half_folder(
     assert process.returncode == 128 + signal.SIGTERM, stderr
     assert b"Traceback" not in stderr
     assert list(out.iterdir()) == []
+
+
+def test_the_standard_flavour(checkpoint: Path, tmp_path: Path) -> None:
+    result = run(checkpoint, "--out", "made", "--graph", "standard", cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "standard flavour" in result.stdout
+    assert Bundle.open(tmp_path / "made", verify=True).manifest.kv.style == "growing"
+    refused(2, checkpoint, "--out", "other", "--graph", "coreml", cwd=tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import pytest
 
 from posttrainllm.cli import inspect
 from posttrainllm.runtime.bundle import read_manifest
-from posttrainllm.runtime.errors import BundleError, CheckpointError
+from posttrainllm.runtime.errors import BundleError, CheckpointError, UsageError
 
 
 def inspected(path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
@@ -115,3 +116,37 @@ def test_as_a_command(tiny_bundle: Path, tmp_path: Path) -> None:
     assert (good.returncode, good.stderr) == (0, "")
     bad = subprocess.run([*command, str(tmp_path)], check=False, capture_output=True, text=True)
     assert (bad.returncode, bad.stdout, len(bad.stderr.splitlines())) == (3, "", 1)
+
+
+def test_a_folder_of_another_program(
+    tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """onnxruntime-genai's layout: our own folder without our manifest."""
+    shutil.copytree(tiny_bundle, tmp_path / "genai")
+    (tmp_path / "genai" / "bundle.json").unlink()
+    data = inspected(tmp_path / "genai", capsys)
+    assert data["format"] == "genai model.onnx"
+    assert data["kv"] == inspected(tiny_bundle, capsys)["kv"]
+    assert data["config"]["opsets"] == {"ai.onnx": 18, "com.microsoft": 1}
+    assert data["tensors"]["model.embed_tokens.weight"] == "float32[256, 32]"
+    inspect.run([str(tmp_path / "genai" / "model.onnx")])
+    assert "genai model.onnx" in capsys.readouterr().out
+
+
+def test_what_coreml_would_leave_to_the_cpu(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert inspect.run([str(tiny_bundle), "--provider", "coreml", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    left = data["MLProgram"]["left to the CPU"]["com.microsoft:GroupQueryAttention"]
+    assert (left["nodes"], left["reason"]) == (2, "not in the list")
+    assert data["operator list"].startswith("onnxruntime ")
+
+
+@pytest.mark.parametrize("provider", ["cuda", ""])
+def test_only_coreml_has_a_list(tiny_bundle: Path, provider: str) -> None:
+    with pytest.raises(UsageError, match="expected coreml"):
+        inspect.run([str(tiny_bundle), "--provider", provider])
+
+
+def test_a_checkpoint_has_no_graph_to_judge(checkpoint: Path) -> None:
+    with pytest.raises(UsageError, match="has no graph"):
+        inspect.run([str(checkpoint), "--provider", "coreml"])

@@ -63,3 +63,16 @@ def test_a_reader_that_leaves_is_no_error(tiny_bundle: Path) -> None:
         ["/bin/bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, check=False
     )
     assert done.stderr == ""
+
+
+def test_a_folder_of_another_program_is_sampled_from(
+    run: Run, make_bundle: Callable[..., Path], bpe_tokenizer: Path
+) -> None:
+    """Our own folder as onnxruntime-genai would see it: the ids are those of the bundle."""
+    bundle = make_bundle(vocab=450, d_model=16, heads=2, layers=1, ctx=64, tokenizer=bpe_tokenizer)
+    flags = ("--prompt", "hello tool", "--tokens", 20)
+    expected = run("sample", bundle, *flags)
+    (bundle / "bundle.json").unlink()
+    for model in (bundle, bundle / "model.onnx"):
+        done = run("sample", model, *flags)
+        assert (done.returncode, done.stdout) == (0, expected.stdout), done.stderr

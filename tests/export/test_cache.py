@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from posttrainllm.export import cache
-from posttrainllm.export.cache import cached_export, content_hash
+from posttrainllm.export.cache import cached_bundles, cached_export, content_hash, remove_cached
 from posttrainllm.runtime.bundle import Bundle, sha256_file
 from posttrainllm.runtime.errors import CheckpointError, UsageError
 
@@ -101,3 +101,26 @@ def test_a_damaged_export_is_mended_and_leftovers_go(model: Path) -> None:
     Bundle.open(bundle, verify=True)
     assert not leftover.exists()
     assert not cached_export(model, repair=True).fresh
+
+
+def test_a_removed_bundle_is_exported_anew(model: Path) -> None:
+    first = cached_export(model)
+    assert cached_bundles() == [first.bundle]
+    remove_cached(first.bundle)
+    assert cached_bundles() == []
+    assert [entry.name for entry in first.bundle.parent.iterdir()] == [f"{first.bundle.name}.lock"]
+    assert cached_export(model).fresh
+
+
+def test_what_cannot_be_removed_stays_whole(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = cached_export(model).bundle
+
+    def in_use(source: object, target: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "rename", in_use)
+    with pytest.raises(UsageError, match="cannot be removed"):
+        remove_cached(bundle)
+    monkeypatch.undo()
+    Bundle.open(bundle, verify=True)
+    assert [entry for entry in bundle.parent.iterdir() if entry.is_dir()] == [bundle]

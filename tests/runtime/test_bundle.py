@@ -282,7 +282,7 @@ def test_a_bundle_is_replaced_whatever_its_name_is_relative_to(
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("flavour", "standard"),
+        ("flavour", "other"),
         ("dialect", "chatml"),
         ("kind", "words"),
         ("context_length", 0),
