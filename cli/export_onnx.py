@@ -18,7 +18,7 @@ class ExportOptions:
     """Flags of `export-onnx`."""
 
     out: str = field(metadata={"help": "folder to write the bundle to", "metavar": "DIR"})
-    model: str = positional("model", "a .tinygpt checkpoint")
+    model: str = positional("model", "a .tinygpt or .gguf file, a Hugging Face folder, or the id of a model on the hub")
     tokenizer: Optional[str] = option(
         None,
         "folder with the model's tokenizer.json (default: the one that the checkpoint names)",
@@ -29,6 +29,9 @@ class ExportOptions:
         "fp32, fp16, int8, int4 or keep (a GGUF's own blocks), with a block size and exceptions if you like: "
         "int4:64,embed_tokens=fp32 (default: fp32 for a .tinygpt, keep for a quantised source, else int8)",
         metavar="P",
+    )
+    context: Optional[int] = option(
+        None, "longest text in ids that the bundle is for (default: what the model was trained for)", metavar="N"
     )
     quality: Optional[str] = option(
         None,
@@ -50,18 +53,21 @@ def run(argv: list[str]) -> int:
         argv,
         command="export-onnx",
         summary="Turn a checkpoint into an ONNX bundle, checked against the source weights.",
-        example="  posttrainllm export-onnx model.tinygpt --out model-onnx",
+        example="  posttrainllm export-onnx model.tinygpt --out model-onnx\n"
+        "  posttrainllm export-onnx SmolLM2-135M-Instruct/ --out smollm2 --precision int8 --quality notes.txt",
     )
     if not options.out:
         raise UsageError("--out", "empty", "a folder")
     from ..export.exporter import export
+    from ..export.hub import local_source
 
     with progress_bar() as progress:
         report = export(
-            Path(options.model),
+            local_source(options.model),
             Path(options.out),
             tokenizer=Path(options.tokenizer) if options.tokenizer else None,
             precision=options.precision,
+            context=options.context,
             quality=Path(options.quality) if options.quality else None,
             flavour=options.graph,
             force=options.force,
