@@ -114,7 +114,7 @@ def open_checkpoint(path: Path, *, context: int | None = None) -> Checkpoint:
     `context` is the longest text that it shall be exported for, instead of its own. The caller closes the
     checkpoint (`with open_checkpoint(path) as checkpoint`).
     """
-    if path.is_dir():
+    if _is_folder(path):
         if not (path / CONFIG).is_file():
             raise CheckpointError(path, f"a folder without {CONFIG}", EXPECTED)
         return open_folder(path, context=context)
@@ -134,6 +134,14 @@ def open_checkpoint(path: Path, *, context: int | None = None) -> Checkpoint:
 
         return open_gguf(path, context=context)
     raise CheckpointError(path, _foreign_name(magic), EXPECTED)
+
+
+def _is_folder(path: Path) -> bool:
+    """Whether `path` is a folder; a name that no system allows is not one."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
 
 
 def _first_bytes(path: Path) -> bytes:

@@ -153,7 +153,7 @@ def test_eight_first_starts_export_once(run: Run, checkpoint: Path) -> None:
     [
         (b"", "empty"),
         (b"GGUF\x03\0\0\0", "GGUF"),
-        (b"hello world, this is no model", "TGPT"),
+        (b"hello world, this is no model", "expected a .tinygpt file"),
         (b"TGPT\x02\0\0\0\xff\xff\xff\x7f{}", "header"),
         (None, "no such file"),
     ],
