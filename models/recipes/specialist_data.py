@@ -36,6 +36,9 @@ from specialist_steps import (
     search_then,
     time_and,
     together,
+    two_sums,
+    with_reading,
+    with_search,
 )
 from specialist_wording import fill, styled, surrounded
 
@@ -46,15 +49,15 @@ from posttrainllm.runtime.tokenizer import Tokenizer
 PROMPT, CALL, ANSWER, END = 0, 1, 2, 3  # labels: what is read, and what is said
 DIALECT = PosttrainDialect()
 # How often a tool is asked for by itself, against 1: more where there is more to copy or to tell apart.
-SHARES = {"current_time": 0.6, "search_text": 1.8, "read_file": 1.6, "list_files": 1.6, "calculate": 1.5}
+SHARES = {"current_time": 0.6, "search_text": 1.8, "read_file": 2, "list_files": 1.6, "calculate": 1.5}
 
 
 def exchange(scene: Scene) -> Exchange:
     """The next exchange of the conversation."""
     rng = scene.rng
     kinds: tuple[tuple[Callable[[Scene], Exchange | None], float], ...] = (
-        (single, 56), (absent, 14), (nothing_fits, 9), (talk, 4.5), (pair, 8), (both, 6), (together, 3),
-        (list_then_read, 3), (list_then_first, 4), (search_then, 6), (time_and, 1.5), (other, 5 if scene.offer.others else 0),
+        (single, 56), (absent, 14), (nothing_fits, 9), (talk, 4.5), (pair, 8), (with_search, 5), (with_reading, 4), (two_sums, 2.5), (both, 7), (together, 3),
+        (list_then_read, 5), (list_then_first, 4), (search_then, 6), (time_and, 1.5), (other, 5 if scene.offer.others else 0),
         (follow_up, 8 if scene.last else 0), (again, 4 if scene.last else 0),
     )  # fmt: skip
     while True:

@@ -14,7 +14,7 @@ WORDS, SMALL_WORDS, FOREIGN, SYMBOLS = (
     _LISTS[name] for name in ("words", "small_words", "foreign", "symbols")
 )
 EXTENSIONS, COMMON_EXTENSIONS = _LISTS["extensions"], _LISTS["common_extensions"]
-PLAIN, FOLDERS = _LISTS["plain"], _LISTS["folders"]
+PLAIN, FOLDERS, NOUNS = _LISTS["plain"], _LISTS["folders"], _LISTS["nouns"]
 CONSONANTS, VOWELS = "bcdfghjklmnpqrstvwxyz", "aeiouaeiouy"
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
@@ -28,6 +28,9 @@ def invented(rng: Random) -> str:
     kind = rng.random()
     if kind < 0.15:
         return "".join(rng.choices(LETTERS, k=rng.randint(1, 5)))
+    if kind > 0.6:  # halves of known words: the pieces that real words are made of
+        one, other = rng.choice(WORDS), rng.choice(WORDS)
+        return one[: rng.randint(1, len(one))] + other[rng.randint(0, len(other) - 1) :]
     text = ""
     for _ in range(rng.choice((1, 2, 2, 2, 3, 3, 4))):
         text += rng.choice(CONSONANTS) + rng.choice(VOWELS)
@@ -171,8 +174,10 @@ def family(rng: Random, count: int) -> list[str]:
 
 def folder_name(rng: Random) -> str:
     kind = rng.random()
-    if kind < 0.35:
+    if kind < 0.32:
         return rng.choice(FOLDERS)
+    if kind < 0.42:
+        return f"{word(rng)} {rng.choice((word(rng), str(rng.randint(1, 30)), f'v{rng.randint(1, 9)}'))}"
     return word(rng) if kind < 0.8 else stem(rng)
 
 
@@ -287,6 +292,10 @@ def sentence(rng: Random) -> str:
     text = phrase(rng, rng.randint(2, 11) if chance(rng, 0.75) else rng.randint(9, 20))
     if chance(rng, 0.15):
         text = text.replace(" ", ", ", 1)
+    if chance(rng, 0.06):
+        text += rng.choice(
+            (f" from {clock(rng)} to {clock(rng)}", f" on {day(rng)} and {day(rng)}", f", {text}")
+        )
     if chance(rng, 0.1):
         text += " " + rng.choice((number(rng), day(rng), clock(rng), rng.choice(SYMBOLS)))
     return (text[:1].upper() + text[1:] if chance(rng, 0.75) else text) + rng.choice(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import specialist_arithmetic as arithmetic
 import specialist_names as names
 import specialist_phrases as phrases
 from specialist_names import chance
@@ -12,6 +13,13 @@ from specialist_requests import ABOUT_A_FILE
 from specialist_results import Outcome, answer, fact
 from specialist_scene import NO_TOOL_ANSWER, Exchange, Scene
 from specialist_wording import fill, mood_text, quoted, quoted_pattern, styled, surrounded
+
+ASK_IT = {
+    "count_lines": ("how many lines does it have", "how many lines are in it"),
+    "count_words": ("how many words does it have", "how many words are in it"),
+    "file_size": ("how big is it", "how large is it", "what is its size"),
+    "file_date": ("when was it last changed", "when was it edited", "how old is it"),
+}
 
 
 def _steps(
@@ -123,6 +131,8 @@ def list_then_read(scene: Scene) -> Exchange | None:
         return None
     rng = scene.rng
     folder, path = names.folder(rng), names.file_path(rng)
+    if chance(rng, 0.65):
+        path = f"{folder.rstrip('/')}/{names.file_name(rng)}"
     text = styled(
         rng, expand(rng.choice(phrases.STEPS["list_then_read"]), rng) + rng.choice(("", ".", "?", " please"))
     )
@@ -175,8 +185,58 @@ def search_then(scene: Scene) -> Exchange | None:
         return Exchange(request, (first,), answer("search_text", given, found))
     path = found.stdout.split("\n")[1].split(":", 1)[0]
     outcome = scene.run(tool, {"path": path}, 0.04)
-    return Exchange(
-        request, (first, scene.call(tool, {"path": path}, outcome)), answer(tool, {"path": path}, outcome)
+    said = answer("search_text", given, found) + " " + answer(tool, {"path": path}, outcome)
+    return Exchange(request, (first, scene.call(tool, {"path": path}, outcome)), said)
+
+
+def with_search(scene: Scene) -> Exchange | None:
+    """A search in one file, and a property of it."""
+    return _with(scene, "search_text", "search_and", "and_search")
+
+
+def with_reading(scene: Scene) -> Exchange | None:
+    """The text of a file, and a property of it."""
+    return _with(scene, "read_file", "read_and", "and_read")
+
+
+def _with(scene: Scene, other: str, first: str, second: str) -> Exchange | None:
+    """`other` and a property of the same file: in this order by the templates `first`, the other way by `second`."""
+    rng = scene.rng
+    present = [tool for tool in phrases.PROPERTY if scene.has(tool)]
+    if not present or not scene.has(other):
+        return None
+    tool, path, pattern = rng.choice(present), names.file_path(rng), names.pattern(rng)
+    kind = first if chance(rng, 0.6) else second
+    text = rng.choice(phrases.STEPS[kind])
+    for slot, table in (("clause", phrases.CLAUSE), ("noun_of", phrases.PROPERTY), ("ask", ASK_IT)):
+        text = text.replace(f"{{{slot}}}", rng.choice(table[tool]))
+    text = styled(rng, expand(text, rng) + rng.choice(("", ".", "?", " please")))
+    slots = {"path": quoted(rng, path, 0.2), "pattern": quoted_pattern(rng, pattern)}
+    given = {"pattern": pattern, "path": path, "kind": "file"} if other == "search_text" else {"path": path}
+    wanted = [(other, given), (tool, {"path": path})]
+    if kind == second:
+        wanted.reverse()
+    scene.last = (tool, path)
+    return _steps(scene, surrounded(rng, fill(rng, text, slots)), wanted, _each(wanted))
+
+
+def two_sums(scene: Scene) -> Exchange | None:
+    rng = scene.rng
+    if not scene.has("calculate"):
+        return None
+    pairs = [
+        arithmetic.spoken(rng) if chance(rng, 0.25) else (arithmetic.expression(rng),) * 2 for _ in range(2)
+    ]
+    text = expand(rng.choice(phrases.STEPS["two_sums"]), rng) + rng.choice(("", ".", "?", " please"))
+    request = fill(rng, styled(rng, text), {"E": pairs[0][0], "E2": pairs[1][0]})
+    wanted = [("calculate", {"expression": meant}) for _, meant in pairs]
+    return _steps(scene, request, wanted, _each(wanted, " and "))
+
+
+def _each(wanted: Sequence[tuple[str, Mapping[str, str]]], between: str = " ") -> Callable[[list[str]], str]:
+    """What is said about each result, one after the other."""
+    return lambda outs: between.join(
+        answer(tool, given, Outcome(out)) for (tool, given), out in zip(wanted, outs, strict=True)
     )
 
 

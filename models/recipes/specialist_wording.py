@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from random import Random
 
 import specialist_phrases as phrases
-from specialist_names import chance
+from specialist_names import NOUNS, chance
 from specialist_phrases import expand
 
 Slots = dict[str, str]
@@ -77,7 +77,11 @@ def fill(rng: Random, text: str, slots: Mapping[str, str]) -> str:
         return expand(rng.choice(table[slot]), rng)
 
     text = re.sub(r"\{([FDGWQ])\}", worded, text)
-    return re.sub(r"\{(\w+)\}", lambda match: slots[match.group(1)], text)
+    return re.sub(
+        r"\{(\w+)\}",
+        lambda match: rng.choice(NOUNS) if match.group(1) == "noun" else slots[match.group(1)],
+        text,
+    )
 
 
 def mood_text(rng: Random, moods: phrases.Moods) -> str:
