@@ -18,7 +18,9 @@ class ExportOptions:
     """Flags of `export-onnx`."""
 
     out: str = field(metadata={"help": "folder to write the bundle to", "metavar": "DIR"})
-    model: str = positional("model", "a .tinygpt or .gguf file, a Hugging Face folder, or the id of a model on the hub")
+    model: str = positional(
+        "model", "a .tinygpt or .gguf file, a Hugging Face folder, or the id of a model on the hub"
+    )
     tokenizer: Optional[str] = option(
         None,
         "folder with the model's tokenizer.json (default: the one that the checkpoint names)",
@@ -31,7 +33,9 @@ class ExportOptions:
         metavar="P",
     )
     context: Optional[int] = option(
-        None, "longest text in ids that the bundle is for (default: what the model was trained for)", metavar="N"
+        None,
+        "longest text in ids that the bundle is for (default: what the model was trained for)",
+        metavar="N",
     )
     quality: Optional[str] = option(
         None,
