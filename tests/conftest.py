@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from posttrainllm.export.exporter import export
 from posttrainllm.export.tinygpt_writer import write_tinygpt
 
 Tensors = dict[str, NDArray[np.float32]]
+
+# A shell that starts the tests in the background has Ctrl-C ignored, and every process below would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def random_tensors(
