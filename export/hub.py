@@ -31,7 +31,7 @@ def local_source(model: str) -> Path:
         ) from None
     try:
         return Path(snapshot_download(model, allow_patterns=list(_WANTED)))
-    except Exception as error:  # its errors, and those of its HTTP library, share no base class
+    except Exception as error:  # noqa: BLE001 - its errors and its HTTP library's share no base class
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise CheckpointError(
             path,

@@ -11,17 +11,23 @@ import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 from tokenizers import Tokenizer
 
+from posttrainllm.export.checkpoint import open_checkpoint
+from posttrainllm.export.decoder import build_decoder
 from posttrainllm.export.exporter import export
 from posttrainllm.export.gguf_checkpoint import open_gguf
 from posttrainllm.export.gguf_model import GGUFModel
 from posttrainllm.export.gguf_tokenizer import rebuild_tokenizer
+from posttrainllm.export.graph import INLINE_NBYTES
+from posttrainllm.export.tokenizer_source import resolve_tokenizer
 from posttrainllm.runtime import Session, generate, load
-from posttrainllm.runtime.bundle import sha256_file
+from posttrainllm.runtime.bundle import GRAPH, WEIGHTS, sha256_file
 
 pytestmark = pytest.mark.real
 
@@ -87,45 +93,64 @@ def folder(file: Path, model: GGUFModel, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture(scope="module")
-def session(folder: Path) -> Iterator[Session]:
-    """The folder's fp32 bundle."""
-    yield load(export(folder, folder.with_name("bundle"), precision="fp32").bundle, provider="cpu")
-    shutil.rmtree(folder.with_name("bundle"))
+def session(file: Path, folder: Path) -> Iterator[Session]:
+    """The fp32 bundle of the GGUF."""
+    bundle = export(file, folder.with_name("bundle"), precision="fp32").bundle
+    yield load(bundle, provider="cpu")
+    shutil.rmtree(bundle.parent)
 
 
-def test_the_folders_bundle_has_transformers_logits(
-    folder: Path, session: Session, tokenizer: Tokenizer
-) -> None:
+@pytest.fixture(scope="module")
+def reference(folder: Path) -> Any:
+    """transformers' model of the folder."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    reference = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def test_the_ggufs_bundle_has_the_folders_logits(
+    session: Session, reference: Any, tokenizer: Tokenizer
+) -> None:
+    torch = pytest.importorskip("torch")
     ids = tokenizer.encode(TURN + " ".join(TEXTS)).ids
-    assert len(ids) > 128
+    asked = len(tokenizer.encode(TURN).ids)
+    assert len(ids) > 2 * asked
     with torch.no_grad():
         expected = reference(torch.tensor([ids])).logits[0].numpy()
-    del reference
-    asked = len(tokenizer.encode(TURN).ids)
-    assert tokenizer.decode([int(expected[asked - 1].argmax())]) == " Paris"
     cache = session.new_cache(max_length=len(ids))
-    found = np.concatenate([session.forward(chunk, cache) for chunk in (ids[:asked], ids[asked:-1], ids[-1:])])
+    found = np.concatenate(
+        [session.forward(chunk, cache) for chunk in (ids[:asked], ids[asked:-1], ids[-1:])]
+    )
     assert np.abs(found - expected).max() <= 1e-4 * np.ptp(expected)
 
 
-def test_the_ggufs_bundle_says_what_the_folders_says(
-    file: Path, session: Session, tokenizer: Tokenizer, tmp_path: Path
+def test_the_ggufs_bundle_says_what_the_folder_says(
+    session: Session, reference: Any, tokenizer: Tokenizer
 ) -> None:
-    """In the same precision the bundles are the same, to the byte; only what they were made of has other names."""
-    bundle = export(file, tmp_path / "bundle", precision="fp32").bundle
-    for entry in sorted(bundle.iterdir()):
-        if entry.name != "bundle.json":
-            assert sha256_file(entry) == sha256_file(session.bundle.path / entry.name), entry.name
-    texts = []
-    for each in (session, load(bundle, provider="cpu")):
-        ids = tokenizer.encode(TURN).ids
-        steps = generate(each, ids, cache=each.new_cache(max_length=64), max_tokens=16)
-        texts.append("".join(step.text for step in steps))
-    assert texts[0] == texts[1]
-    assert texts[0].startswith(" Paris")
+    torch = pytest.importorskip("torch")
+    ids = tokenizer.encode(TURN).ids
+    with torch.no_grad():
+        said = reference.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=16)[0].tolist()
+    steps = generate(session, ids, cache=session.new_cache(max_length=64), max_tokens=16, stop_ids=[2])
+    assert [step.id for step in steps] == said[len(ids) :]
+    assert tokenizer.decode(said[len(ids) :]).startswith(" Paris")
+
+
+def test_the_folders_bundle_is_the_ggufs(folder: Path, session: Session, tmp_path: Path) -> None:
+    """To the byte: graph, weights, and what belongs to the tokenizer."""
+    with open_checkpoint(folder) as checkpoint:
+        ir.save(
+            build_decoder(checkpoint),
+            tmp_path / GRAPH,
+            external_data=WEIGHTS,
+            size_threshold_bytes=INLINE_NBYTES,
+        )
+        words = resolve_tokenizer(checkpoint, None)
+    ours = session.bundle.path
+    for name in (GRAPH, WEIGHTS):
+        assert sha256_file(tmp_path / name) == sha256_file(ours / name), name
+    assert {name: (ours / name).read_bytes() for name in words.files} == words.files
+    assert list(words.stop_ids) == session.manifest.stop_ids
 
 
 def test_the_config_is_smollm2s(model: GGUFModel) -> None:
