@@ -91,9 +91,10 @@ def _print(report: "ExportReport") -> None:
     print(f"model      {manifest.architecture}, {manifest.precision}, {manifest.flavour} flavour")
     print(f"tokenizer  {manifest.tokenizer.kind}")
     print(f"files      {sizes}")
+    left_out = f", {parity['unsteady']} left out that float32 cannot hold" if parity["unsteady"] else ""
     print(
         f"parity     {parity['worst']:.1e} of the logit range, at most {parity['tolerance']:.0e} allowed "
-        f"({len(parity['cases'])} cases of {parity['ids']} ids)"
+        f"({len(parity['cases'])} cases of {parity['ids']} ids{left_out})"
     )
     if "activation_rounding" in parity:
         print(

