@@ -57,9 +57,11 @@ class CallFormat:
 
     def text(self, name: str, arguments: Any) -> str:
         """One call as the model should write it."""
-        separators = (self.item_separator, self.key_separator)
-        written = json.dumps(arguments, ensure_ascii=False, separators=separators)
-        return f"{self.before}{name}{self.between}{written}{self.after}"
+        return f"{self.before}{name}{self.between}{self.json(arguments)}{self.after}"
+
+    def json(self, value: Any) -> str:
+        """`value` as JSON in the format's style."""
+        return json.dumps(value, ensure_ascii=False, separators=(self.item_separator, self.key_separator))
 
 
 LIST_IN_TAGS = CallFormat('<tool_call>[{"name": "', '", "arguments": ', "}]</tool_call>")

@@ -69,6 +69,10 @@ class TemplateIds:
         found = self._added.get(text)
         return found[0] if found and self._tokenizer.is_whole(found[0]) else None
 
+    def id_of(self, text: str) -> int:
+        """The id of one of `controls`' texts."""
+        return self._ids[text]
+
     def mark(self, value: Any) -> Any:
         """Content, strings and all strings inside of it, such that it cannot spell a control token."""
         if isinstance(value, str):
