@@ -104,26 +104,34 @@ _REMEDY = "mend the template, or use --dialect posttrainllm"
 
 
 def find_template(folder: Path, *, tools: bool = True) -> ChatTemplate | None:
-    """The chat template of a model folder; None if it has none.
+    """The chat template of a model folder; None if it has none. Raises ChatTemplateError."""
+    found = find_source(folder, tools=tools)
+    if found is None:
+        return None
+    special = special_tokens({**_object(folder / _SPECIAL_MAP), **_object(folder / _CONFIG)})
+    return ChatTemplate(*found, special)
+
+
+def find_source(folder: Path, *, tools: bool = True) -> tuple[str, str] | None:
+    """The text of a folder's chat template and where it stands; None if there is none.
 
     A file of its own counts more than what tokenizer_config.json holds. Of several named ones `tool_use` is
     taken where there are `tools`, as transformers does, else the default. Raises ChatTemplateError.
     """
-    config = _object(folder / _CONFIG)
-    special = special_tokens({**_object(folder / _SPECIAL_MAP), **config})
-    named = folder / _NAMED / f"{_WITH_TOOLS}.jinja"
-    if tools and named.is_file():
-        return ChatTemplate(_text(named), named, special)
-    listed = config.get("chat_template")
+    listed = _object(folder / _CONFIG).get("chat_template")
     by_name = _by_name(listed)
-    if tools and _WITH_TOOLS in by_name:
-        return ChatTemplate(by_name[_WITH_TOOLS], f"{folder / _CONFIG} ({_WITH_TOOLS})", special)
+    if tools:
+        named = folder / _NAMED / f"{_WITH_TOOLS}.jinja"
+        if named.is_file():
+            return _text(named), str(named)
+        if _WITH_TOOLS in by_name:
+            return by_name[_WITH_TOOLS], f"{folder / _CONFIG} ({_WITH_TOOLS})"
     own = folder / CHAT_TEMPLATE
     if own.is_file():
-        return ChatTemplate(_text(own), own, special)
-    if by_name:
-        listed = by_name.get("default")
+        return _text(own), str(own)
     where = folder / _CONFIG
+    if isinstance(listed, list):
+        listed = by_name.get("default")
     if listed is None:
         where = folder / _OLD_TEMPLATE
         listed = _object(where).get("chat_template")
@@ -131,7 +139,7 @@ def find_template(folder: Path, *, tools: bool = True) -> ChatTemplate | None:
         return None
     if not isinstance(listed, str):
         raise ChatTemplateError(where, "chat_template is not a text", "a template")
-    return ChatTemplate(listed, where, special)
+    return listed, str(where)
 
 
 def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
