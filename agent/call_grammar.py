@@ -96,15 +96,9 @@ def _text(more: str, barred: Sequence[str]) -> str:
 
 
 def _literal(text: str, ids: TemplateIds) -> str:
-    """`text` in Lark: strings, and special tokens by their ids."""
-    parts, end = [], 0
-    for found in ids.controls(text):
-        token = ids.whole(found[0])
-        if token is not None:
-            parts += [text[end : found.start()], f"<[{token}]>"]
-            end = found.end()
-    parts.append(text[end:])
-    return " ".join(part if index % 2 else json.dumps(part) for index, part in enumerate(parts) if part)
+    """`text` in Lark: strings, and by their ids the tokens that have no spelling in a grammar."""
+    parts = ids.split_whole(text)
+    return " ".join(json.dumps(part) if isinstance(part, str) else f"<[{part}]>" for part in parts)
 
 
 def _pattern(text: str) -> str:

@@ -80,8 +80,8 @@ class TemplateConversation:
         self.stop_ids = facts.stop_ids
         self._session = session
         self._tools = {tool.name: tool for tool in tools}
-        words = "" if facts.tools else tool_text(tools, facts.format)
-        self._system = "\n\n".join(part for part in (header, words) if part)
+        words = "" if facts.tools else tool_text(tools, facts.format, facts.ids.mark)
+        self._system = "\n\n".join(part for part in (facts.ids.mark(header), words) if part)  # marked
         specs = [tool_spec(tool) for tool in tools]
         self._specs = facts.ids.mark(specs) if facts.tools and specs else None
         self._state = _State()
@@ -218,7 +218,7 @@ class TemplateConversation:
         messages: list[dict[str, Any]] = []
         before = self._system
         if before and self.facts.system:
-            messages.append({"role": "system", "content": mark(before)})
+            messages.append({"role": "system", "content": before})
             before = ""
         call: dict[str, Any] | None = None
         for number, turn in enumerate(turns):
@@ -229,8 +229,8 @@ class TemplateConversation:
             elif isinstance(turn, _ResultTurn):
                 messages.append(self._result(turn.result, call))
             else:
-                text = f"{before}\n\n{turn.text}" if before else turn.text
-                messages.append({"role": "user", "content": mark(text)})
+                text = f"{before}\n\n{mark(turn.text)}" if before else mark(turn.text)
+                messages.append({"role": "user", "content": text})
                 before = ""
         return messages
 

@@ -7,7 +7,7 @@ searched. What it lacks, the agent adds to the conversation in words (`tool_text
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -209,15 +209,18 @@ def tool_spec(tool: Tool) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def tool_text(tools: Sequence[Tool], format: CallFormat) -> str:
-    """What tells a model about its tools, where its template does not."""
+def tool_text(tools: Sequence[Tool], format: CallFormat, mark: Callable[[str], str]) -> str:
+    """What tells a model about its tools where its template does not, the tools' own words marked.
+
+    The example of a call is written like the calls that are wanted, with the same ids.
+    """
     if not tools:
         return ""
     listed = json.dumps([tool_spec(tool)["function"] for tool in tools], ensure_ascii=False)
     example = format.text("NAME", {"ARGUMENT": "VALUE"})
     return (
         "You have access to the following tools:\n"
-        f"<tools>{listed}</tools>\n\n"
+        f"<tools>{mark(listed)}</tools>\n\n"
         "To use a tool, reply with nothing but one call in exactly this form:\n"
         f"{example}\n\n"
         "You are then given what the tool returned. When no tool is needed, answer in plain text."

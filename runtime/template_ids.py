@@ -15,7 +15,7 @@ Limit: only HuggingFaceTokenizer; a byte-level model has no control ids.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -56,18 +56,29 @@ class TemplateIds:
         self.special = frozenset(text for text in special if text)
         self._guarded = self.special | written_ones
         self._ids = {text: self._added[text][0] for text in self._guarded}
-        longest_first = sorted(self._guarded, key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self._pattern = _any_of(self._guarded)
+        self._any = _any_of(text for text in self._added if text)
         self._edges = {ord(edge): edge for text in self._guarded for edge in (text[0], text[-1])}
         self._edges = {code: chr(_SHIFT + code) for code in self._edges if code < 0xFFFF}
         model_writes = (written_ones - self.special) | set(THINKING)
-        self._own = re.compile("|".join(map(re.escape, sorted(model_writes, key=len, reverse=True))))
+        self._own = _any_of(model_writes)
         self._prefixes = self._puts_prefix_after_control()
 
     def whole(self, text: str) -> int | None:
         """The id of `text` if it is an added token that grammars know by its id; else None."""
         found = self._added.get(text)
         return found[0] if found and self._tokenizer.is_whole(found[0]) else None
+
+    def split_whole(self, text: str) -> list[str | int]:
+        """`text` as strings, and as ids where it spells a token that grammars know by its id."""
+        parts: list[str | int] = []
+        end = 0
+        for found in self._any.finditer(text):
+            token = self.whole(found[0])
+            if token is not None:
+                parts += [text[end : found.start()], token]
+                end = found.end()
+        return [part for part in (*parts, text[end:]) if part != ""]
 
     def id_of(self, text: str) -> int:
         """The id of one of `controls`' texts."""
@@ -151,7 +162,7 @@ class TemplateIds:
         """Ids of text that stands `alone`, or behind other text that got its ids already."""
         if alone:
             return self._tokenizer.encode_rendered(text)
-        return _behind_newline(self._tokenizer.encode_rendered, text)
+        return _behind_text(self._tokenizer.encode_rendered, text)
 
     def _encode_parts(self, marked: str, controls: list[re.Match[str]], *, first: bool) -> list[Run]:
         """Control tokens by their ids, what stands between them with no control token known."""
@@ -174,7 +185,7 @@ class TemplateIds:
         def encode(text: str) -> list[int]:
             return self._tokenizer.encode_unseeing(text, self._guarded)
 
-        return encode(text) if first or self._prefixes else _behind_newline(encode, text)
+        return encode(text) if first or self._prefixes else _behind_text(encode, text)
 
     def _puts_prefix_after_control(self) -> bool:
         """Whether the tokenizer treats text behind a control token like text at the very start."""
@@ -183,12 +194,19 @@ class TemplateIds:
         return not control or encode(control + "x")[1:] == encode("x")
 
 
-def _behind_newline(encode: Any, text: str) -> list[int]:
+def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """Matches any of `texts`, the longest first."""
+    longest_first = sorted(texts, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+
+
+def _behind_text(encode: Callable[[str], list[int]], text: str) -> list[int]:
     """Ids of `text` behind other text: a tokenizer that puts a space before the first word must not do so here."""
-    newline, ids = encode("\n"), encode("\n" + text)
-    if newline and ids[: len(newline)] == newline:
-        return list(ids[len(newline) :])
-    return list(encode(text))
+    for other in ("\n", "x", "0", "."):  # one that does not merge with what follows it
+        before, ids = encode(other), encode(other + text)
+        if before and ids[: len(before)] == before:
+            return ids[len(before) :]
+    return encode(text)
 
 
 def _original(found: re.Match[str]) -> str:
