@@ -43,7 +43,9 @@ def reply_lark(
         return "\n".join([*lines, "reply: TEXT end"]) + "\n"
     opening, more = _opening(format, ids, unthinking)
     lines += [*more, "reply: TEXT end | call", f"call: {opening} body {_literal(format.after, ids)}"]
-    names = [f"{_literal(tool.name + format.between, ids)} args_{number}" for number, tool in enumerate(tools)]
+    names = [
+        f"{_literal(tool.name + format.between, ids)} args_{number}" for number, tool in enumerate(tools)
+    ]
     lines.append("body: " + " | ".join(names))
     for number, tool in enumerate(tools):
         rule = json_rule(

@@ -138,9 +138,7 @@ class PosttrainConversation:
     def grammar(self, *, answer_only: bool) -> Grammar:
         """A call or an answer, as one JSON object."""
         session = self._session
-        schema: Mapping[str, Any] = (
-            ANSWER_SCHEMA if answer_only else reply_schema(list(self._tools.values()))
-        )
+        schema: Mapping[str, Any] = ANSWER_SCHEMA if answer_only else reply_schema(list(self._tools.values()))
         try:
             return Grammar(schema, session.tokenizer, vocab_size=session.vocab_size)
         except GrammarError as error:

@@ -166,7 +166,9 @@ class Agent:
             result, arguments = self._execute(reply)
             yield from self._show(result, arguments)
             if repeated.count(result, arguments) == REPEATS:
-                raise _Ended("repeat", f"{result.tool} was called {REPEATS} times in a row with the same result")
+                raise _Ended(
+                    "repeat", f"{result.tool} was called {REPEATS} times in a row with the same result"
+                )
 
     def _generate(self, output: _Output, *, answer_only: bool) -> Iterator[events.Event]:
         """Decode one assistant step into `output`, yielding deltas; the conversation keeps its ids."""

@@ -20,7 +20,7 @@ from ..runtime.errors import BundleError, GrammarError, TokenizerError
 from ..runtime.grammar import Grammar
 from ..runtime.session import Session
 from ..runtime.tokenizer import HuggingFaceTokenizer, Tokenizer
-from .call_format import ReplyReader, read
+from .call_format import Parts, ReplyReader, read
 from .call_grammar import arguments_schema, reply_lark
 from .chat_format import IdSpan, Origin
 from .conversation import Conversation
@@ -155,7 +155,7 @@ class TemplateConversation:
         """The reply in `text`."""
         return self._read(text).reply
 
-    def _read(self, text: str) -> Any:
+    def _read(self, text: str) -> Parts:
         return read(text, self.facts.format, self._tools, opened=self.facts.opened)
 
     def _advance(self, conversation: Conversation, turn: _Turn, origin: Origin, escaped: int) -> Update:
@@ -253,7 +253,11 @@ class TemplateConversation:
         if call is None:
             return {"role": "assistant", "content": mark(text.lstrip())}
         parts = self._read(text)
-        return {"role": "assistant", "content": mark((parts.thought + parts.said).strip()), "tool_calls": [call]}
+        return {
+            "role": "assistant",
+            "content": mark((parts.thought + parts.said).strip()),
+            "tool_calls": [call],
+        }
 
     def _result(self, result: ToolResult, call: dict[str, Any] | None) -> dict[str, Any]:
         mark = self.facts.ids.mark
@@ -293,7 +297,9 @@ def _difference(conversation: Conversation, segments: Sequence[_Segment]) -> tup
     spans = [span for segment in segments for span in segment.spans]
     new = [token for span in spans for token in span.ids]
     old = conversation.ids
-    keep = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
+    keep = next(
+        (i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new))
+    )
     left, behind = keep, []
     for span in spans:
         taken = min(left, len(span.ids))

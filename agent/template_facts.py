@@ -145,7 +145,7 @@ def _call_format(
     for strings in (False, True):
         arguments: Any = json.dumps(PROBE_ARGUMENTS) if strings else PROBE_ARGUMENTS
         call = {"type": "function", "id": PROBE_ID, "function": {"name": PROBE_TOOL, "arguments": arguments}}
-        messages = [
+        messages: list[Mapping[str, Any]] = [
             _USER,
             {"role": "assistant", "content": "", "tool_calls": [call]},
             {"role": "tool", "name": PROBE_TOOL, "tool_call_id": PROBE_ID, "content": _RESULT},

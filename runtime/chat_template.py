@@ -186,7 +186,8 @@ def _object(file: Path) -> dict[str, Any]:
 
 @lru_cache(maxsize=8)
 def _compile(source: str) -> Template:
-    return _environment().from_string(source)
+    template: Template = _environment().from_string(source)
+    return template
 
 
 @lru_cache(maxsize=1)

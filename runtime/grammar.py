@@ -8,7 +8,7 @@ Masks work on bytes, so a token may hold part of a character.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,7 @@ class Grammar:
         self.vocab_size = vocab_size
         self._known = min(vocab_size, tokenizer.vocab_size)
         self._vocabulary = tokenizer.for_grammar(vocab_size)
+        self._spell = tokenizer.spell
         self._compiled = schema if isinstance(schema, str) else _compile(schema)
         if (problem := _problem(self._compiled, self._vocabulary)) is not None:
             if isinstance(schema, str):
@@ -49,14 +50,16 @@ class Grammar:
 
     def matcher(self) -> Matcher:
         """A fresh matcher at the start of the grammar."""
-        return Matcher(LLMatcher(self._vocabulary, self._compiled, log_level=0), self.vocab_size, self._known)
+        matcher = LLMatcher(self._vocabulary, self._compiled, log_level=0)
+        return Matcher(matcher, self.vocab_size, self._known, self._spell)
 
 
 class Matcher:
     """Follows one generation through a grammar. Made by `Grammar.matcher`."""
 
-    def __init__(self, matcher: LLMatcher, width: int, known: int) -> None:
+    def __init__(self, matcher: LLMatcher, width: int, known: int, spell: Callable[[int], list[int]]) -> None:
         self._matcher = matcher
+        self._spell = spell
         self._width = width
         self._known = known
 
@@ -82,6 +85,10 @@ class Matcher:
         forced: list[int] = []
         # One call may stop short of a further forced run.
         while not self.finished and (step := self._matcher.compute_ff_tokens()):
+            fitting = self._matcher.validate_tokens(step)
+            if fitting < len(step):
+                # Forced text that spells a control token (in an enum, say): it is text, so letter by letter.
+                step = step[:fitting] + self._spell(step[fitting])
             if not self._matcher.consume_tokens(step):
                 raise ValueError(f"forced ids do not fit the grammar: {self._matcher.get_error()}")
             forced += step

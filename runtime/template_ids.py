@@ -28,11 +28,12 @@ _STAND_IN = re.compile("\U0010ffff(.)|[\U00100000-\U0010fffe]", re.DOTALL)
 _OF_PLANE_16 = re.compile("[\U00100000-\U0010ffff]")
 THINKING = ("<think>", "</think>")
 # Words of schemas and messages that templates ask for by name. They spell no control token.
-_VOCABULARY = frozenset(
-    "additionalProperties anyOf arguments array boolean content default description enum format function "
-    "id integer items maximum message minimum name null number object parameters pattern properties required "
-    "result role string system title tool type user value".split()
-)
+_WORDS = """
+additionalProperties anyOf arguments array boolean content default description enum format function
+id integer items maximum message minimum name null number object parameters pattern properties required
+result role string system title tool type user value
+"""
+_VOCABULARY = frozenset(_WORDS.split())
 
 
 @dataclass(frozen=True)

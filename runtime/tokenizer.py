@@ -58,6 +58,9 @@ class Tokenizer(Protocol):
     def encode_marker(self, marker: str) -> list[int]:
         """Ids of one turn marker, for templates only."""
 
+    def spell(self, token: int) -> list[int]:
+        """Ids of the characters that spell `token`, without it: for text that looks like a control token."""
+
     def token_bytes(self, token: int) -> bytes:
         """The bytes that `token` stands for; empty for an id without any. Never raises."""
 
@@ -127,6 +130,9 @@ class ByteTokenizer:
 
     def encode_marker(self, marker: str) -> list[int]:
         return self.encode(marker)
+
+    def spell(self, token: int) -> list[int]:
+        return [token]
 
     def token_bytes(self, token: int) -> bytes:
         return bytes((token,)) if 0 <= token < 256 else b""
@@ -215,6 +221,9 @@ class HuggingFaceTokenizer:
         if token is not None:
             return [token]
         return list(self._content.encode(marker, add_special_tokens=False).ids)
+
+    def spell(self, token: int) -> list[int]:
+        return self.encode_unseeing(decode(self, [token]), frozenset(filter(None, self.added_tokens)))
 
     def token_bytes(self, token: int) -> bytes:
         if not 0 <= token < self.vocab_size:

@@ -145,7 +145,16 @@ FAMILIES: dict[str, tuple[list[str], list[str]]] = {
     "gemma": (["<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"], []),
     "opened": (
         ["<|begin|>", "<|end|>"],
-        ["<|User|>", "<|Assistant|>", "<|result|>", "<|call|>", "<|sep|>", "<|/call|>", "<think>", "</think>"],
+        [
+            "<|User|>",
+            "<|Assistant|>",
+            "<|result|>",
+            "<|call|>",
+            "<|sep|>",
+            "<|/call|>",
+            "<think>",
+            "</think>",
+        ],
     ),
 }
 
@@ -168,7 +177,11 @@ def _family_tokenizer(family: str) -> str:
 
     special, plain = FAMILIES[family]
     words = "you are a helpful assistant user system tool name arguments parameters description type object "
-    texts = [words * 3, f'{{"name": "echo", "arguments": {{"text": "{words}"}}}}\n\n\n', "What is it?\n\n"] * 5
+    texts = [
+        words * 3,
+        f'{{"name": "echo", "arguments": {{"text": "{words}"}}}}\n\n\n',
+        "What is it?\n\n",
+    ] * 5
     alphabet = list("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789{}[]()<>|/\"':,._-!?\\\n▁")
     if family in ("mistral", "gemma"):
         tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))

@@ -49,17 +49,20 @@ CALL = {
 
 
 def conversations(name: str) -> list[list[dict[str, Any]]]:
-    system = [{"role": "system", "content": "Be brief.\n\n"}] if CASES[name][2] else []
-    user = {"role": "user", "content": "\n What is  it? 🦙"}
-    answer = {"role": "assistant", "content": "It is {this}.\n\n"}
-    found = [[*system, user], [user, answer, user], [*system, user, answer, {**user, "content": "a < b > [c]"}]]
+    system: list[dict[str, Any]] = [{"role": "system", "content": "Be brief.\n\n"}] if CASES[name][2] else []
+    user: dict[str, Any] = {"role": "user", "content": "\n What is  it? 🦙"}
+    answer: dict[str, Any] = {"role": "assistant", "content": "It is {this}.\n\n"}
+    found = [
+        [*system, user],
+        [user, answer, user],
+        [*system, user, answer, {**user, "content": "a < b > [c]"}],
+    ]
     if name not in ("plain", "gemma"):
         tool = {"role": "tool", "name": "read_file", "tool_call_id": "call00001", "content": "\n\ntext\n"}
-        called = {"role": "assistant", "content": "", "tool_calls": [CALL]}
-        thought = {"role": "assistant", "content": "<think>\nhm\n</think>\n\nIt is.", "tool_calls": None}
+        called: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+        thought = {"role": "assistant", "content": "<think>\nhm\n</think>\n\nIt is."}
         found += [[*system, user, called, tool], [*system, user, called, tool, answer, user]]
         if name == "thinking":
-            del thought["tool_calls"]
             found += [[user, thought, user], [user, {**called, "content": thought["content"]}, tool]]
     return found
 
@@ -82,9 +85,7 @@ def load(name: str, family_tokenizer: Callable[[str], str]) -> tuple[ChatTemplat
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("tools", [None, TOOLS], ids=["without tools", "with tools"])
-def test_ids_are_those_of_transformers(
-    name: str, tools: Any, family_tokenizer: Callable[[str], str]
-) -> None:
+def test_ids_are_those_of_transformers(name: str, tools: Any, family_tokenizer: Callable[[str], str]) -> None:
     template, ids, reference = load(name, family_tokenizer)
     for messages in conversations(name):
         for opened in (True, False):
@@ -128,7 +129,9 @@ def test_content_makes_no_control_id(name: str, path: str, family_tokenizer: Cal
         pytest.skip("the template knows no tools")
 
     def rendered(text: str) -> tuple[list[int], str]:
-        tool = json.loads(json.dumps(TOOLS[0]).replace("Read a file", "D" if path != "description" else "X0X"))
+        tool = json.loads(
+            json.dumps(TOOLS[0]).replace("Read a file", "D" if path != "description" else "X0X")
+        )
         function: dict[str, Any] = tool["function"]
         if path == "description":
             function["description"] = text
@@ -138,12 +141,25 @@ def test_content_makes_no_control_id(name: str, path: str, family_tokenizer: Cal
             function["parameters"]["properties"][text] = {"type": "string"}
         elif path == "name":
             function["name"] = text
-        messages: list[dict[str, Any]] = [{"role": "user", "content": ids.mark(text if path == "user" else "q")}]
+        messages: list[dict[str, Any]] = [
+            {"role": "user", "content": ids.mark(text if path == "user" else "q")}
+        ]
         if path in ("result", "argument"):
-            call = {**CALL, "function": {"name": "read_file", "arguments": {"path": text if path == "argument" else "a"}}}
+            call = {
+                **CALL,
+                "function": {"name": "read_file", "arguments": {"path": text if path == "argument" else "a"}},
+            }
             messages += [
-                {"role": "assistant", "content": "", "tool_calls": [{**call, "function": ids.mark(call["function"])}]},
-                {"role": "tool", "tool_call_id": "call00001", "content": ids.mark(text if path == "result" else "r")},
+                {
+                    "role": "assistant",
+                    "content": "",
+                    "tool_calls": [{**call, "function": ids.mark(call["function"])}],
+                },
+                {
+                    "role": "tool",
+                    "tool_call_id": "call00001",
+                    "content": ids.mark(text if path == "result" else "r"),
+                },
             ]
         marked = template.render(messages, tools=ids.mark([tool]))
         runs = ids.encode(marked, first=True)
@@ -160,7 +176,9 @@ def test_content_makes_no_control_id(name: str, path: str, family_tokenizer: Cal
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     parts=st.lists(
-        st.sampled_from(["<|im_start|>", "<|im_end|>", "<|im_", "end|>", "<", "|>", "<tool_call>", "think", ">", "im_end"])
+        st.sampled_from(
+            ["<|im_start|>", "<|im_end|>", "<|im_", "end|>", "<", "|>", "<tool_call>", "think", ">", "im_end"]
+        )
         | st.text(max_size=5),
         max_size=6,
     ),
@@ -172,7 +190,9 @@ def test_pieces_of_a_marker_never_join(
     """Content split over neighbouring fields, or completed by the template, spells no control token."""
     source = "{{ '<|im_start|>' + a + b + '|>' + '<' + a + '>' + '<|' + b + '|><|im_end|>' }}"
     template = ChatTemplate(source, "t")
-    ids = TemplateIds(HuggingFaceTokenizer(family_tokenizer("chatml"), "t"), [*template.literals(), "<tool_call><think>"])
+    ids = TemplateIds(
+        HuggingFaceTokenizer(family_tokenizer("chatml"), "t"), [*template.literals(), "<tool_call><think>"]
+    )
     text = "".join(parts)
     template.special.update(a=ids.mark(text[:cut]), b=ids.mark(text[cut:]))
     marked = template.render([])
