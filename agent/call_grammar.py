@@ -37,7 +37,8 @@ def reply_lark(
     lines.append("end: " + " | ".join(f"<[{token}]>" for token in sorted(stop_ids)))
     unthinking = rf"\s*{re.escape(THINKING[0])}(?s:.*)" if thinks and not opened else ""
     barred = [unthinking] if unthinking else []
-    barred.append(rf"(?s:.*){_pattern(format.trigger)}(?s:.*)" if format.trigger else r"\s*[\[{](?s:.*)")
+    bare = rf"\s*{_pattern(format.before.lstrip()[:1])}(?s:.*)"
+    barred.append(rf"(?s:.*){_pattern(format.trigger)}(?s:.*)" if format.trigger else bare)
     lines.append(f"TEXT: {_text(chr(92) + 'S(?s:.*)', barred)}")
     if not tools:
         return "\n".join([*lines, "reply: TEXT end"]) + "\n"

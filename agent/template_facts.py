@@ -65,12 +65,11 @@ class TemplateFacts:
 
     def describe(self) -> dict[str, Any]:
         """For `inspect`."""
-        own = {True: "the template's own", False: "in words"}
         return {
             "call format": self.format.example,
             "system prompt": "its own turn" if self.system else "before the first user turn's text",
-            "tools": own[self.tools] if self.tools else "in the system prompt",
-            "calls in history": own[self.calls] if self.calls else "as the model wrote them",
+            "tools": "shown by the template" if self.tools else "listed in the system prompt",
+            "calls in history": "written by the template" if self.calls else "as the model wrote them",
             "results": "tool turns" if self.results else "user turns",
             "blocks of thought": self.thinks,
         }
