@@ -30,6 +30,16 @@ class Conversation:
         """Append spans; empty ones are left out."""
         self.spans.extend(span for span in spans if span.ids)
 
+    def cut(self, length: int) -> None:
+        """Forget all ids behind the first `length`. A span that is cut is replaced, not changed."""
+        kept: list[IdSpan] = []
+        for span in self.spans:
+            ids = span.ids[: max(length, 0)]
+            if ids:
+                kept.append(span if len(ids) == len(span.ids) else IdSpan(span.origin, ids))
+            length -= len(span.ids)
+        self.spans[:] = kept
+
     def take_back(self, count: int) -> None:
         """Forget all spans behind the first `count`."""
         del self.spans[count:]

@@ -40,6 +40,7 @@ class Settings:
     limits: Limits = field(default_factory=Limits)
     constrain: bool = True
     preallocate: bool = True
+    dialect: str | None = None  # None: the model's own
     backend: Callable[[Path], ToolBackend] = lambda folder: CommandBackend(cwd=folder)
 
 
@@ -126,6 +127,7 @@ def _run(
             limits=settings.limits,
             constrain=settings.constrain,
             cache=cache,
+            dialect=settings.dialect,
         )
     except ContextFullError as error:
         raise InputError(task.where, f"the system prompt does not fit: {error}") from None

@@ -112,7 +112,7 @@ class AnswerEvent(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Stop(Event):
-    """The turn ended without an answer: "context", "steps", "tokens" or "interrupted"."""
+    """The turn ended without an answer: "context", "steps", "tokens", "repeat" or "interrupted"."""
 
     type = "stop"
     reason: str

@@ -8,35 +8,29 @@ taken back whole, so that the next one starts from a consistent conversation.
 from __future__ import annotations
 
 import itertools
+import json
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..runtime.errors import BundleError, ContextFullError, GrammarError, ToolFileError
+from ..runtime.errors import ContextFullError
 from ..runtime.generation import Step, generate
-from ..runtime.grammar import Grammar
 from ..runtime.kv_cache import KVCache
 from ..runtime.sampler import Sampler
 from ..runtime.session import Session
 from ..runtime.tokenizer import decode
 from . import events
 from .arguments import check_arguments, problem_result, unknown_tool_result
-from .chat_format import (
-    ANSWER_SCHEMA,
-    DEFAULT_HEADER,
-    IdSpan,
-    Piece,
-    PosttrainDialect,
-    encode,
-    reply_schema,
-)
+from .chat_format import DEFAULT_HEADER, IdSpan
 from .conversation import Conversation
-from .reply import Answer, Call, Malformed, Reply, ReplyScanner, parse_object
+from .dialect import Update, open_dialect
+from .reply import Answer, Call, Malformed, Reply
 from .tools import Tool, ToolBackend, ToolResult
 
 Approval = Literal["yes", "no", "always"]
 DECLINED = "not run: the user declined this call"
+REPEATS = 3  # the same call with the same result, so often in a row, ends the turn
 NOBODY_ASKED = "not run: this tool wants the user asked before each call, and nobody can be asked here"
 
 
@@ -76,8 +70,9 @@ class Agent:
     further calls of that tool. With
     `constrain` (the default) a grammar made of the tools' schemas admits only calls and answers. A `cache`
     of the session may be given, from an earlier agent say: what both conversations begin with is not fed
-    again. Raises
-    ToolFileError if a schema cannot be compiled, ContextFullError if the system prompt does not fit.
+    again. `dialect` names another than the model's own ("posttrainllm", "chat_template"). Raises
+    ToolFileError if a schema cannot be compiled, ContextFullError if the system prompt does not fit,
+    ChatTemplateError (also while it runs) for a template that fails, BundleError for a model without one.
     One thread at a time.
     """
 
@@ -95,17 +90,11 @@ class Agent:
         approve_all: bool = True,
         preallocate: bool = True,
         cache: KVCache | None = None,
+        dialect: str | None = None,
     ) -> None:
         self.session = session
         self.tools = {tool.name: tool for tool in tools}
-        self.dialect = PosttrainDialect()
-        if session.manifest.dialect != self.dialect.name:
-            raise BundleError(
-                session.bundle.path,
-                f"the agent cannot speak its dialect yet ({session.manifest.dialect})",
-                self.dialect.name,
-                "`posttrainllm sample` runs the model on plain text",
-            )
+        self.dialect = open_dialect(session, header, tools, dialect)
         self.conversation = Conversation()
         self.cache = session.new_cache(preallocate=preallocate) if cache is None else cache
         self._backend = backend
@@ -114,12 +103,10 @@ class Agent:
         self._approve = approve
         self._approve_all = approve_all
         self._always: set[str] = set()
-        self._grammars = compile_replies(tools, session) if constrain else None
-        self._end_of_turn = session.manifest.end_of_turn_ids
+        grammar = self.dialect.grammar
+        self._grammars = (grammar(answer_only=False), grammar(answer_only=True)) if constrain else None
         self._turn = -1
-        spans, _ = encode(self.dialect.system(header, tools), session.tokenizer)
-        bos = IdSpan("template", session.tokenizer.bos_ids)
-        self.conversation.extend([bos, *spans])
+        self.conversation.extend(self.dialect.opening())
         self._check_room(len(tools))
 
     def _check_room(self, tools: int) -> None:
@@ -136,13 +123,14 @@ class Agent:
     def run(self, text: str) -> Generator[events.Event, None, None]:
         """The events of one user turn; the last is an Answer or a Stop. Closing it takes the turn back."""
         self._turn += 1
-        before = len(self.conversation.spans)
+        before, mark = list(self.conversation.spans), self.dialect.mark()
         try:
             yield from self._run(text)
         except _Ended as end:
             yield events.Stop(**self._stamp(), reason=end.reason, detail=end.detail)
         except BaseException:  # Ctrl-C, a closed generator, a fault: no half turn stays behind
-            self.conversation.take_back(before)
+            self.conversation.spans[:] = before
+            self.dialect.restore(mark)
             raise
 
     def interrupted(self) -> events.Stop:
@@ -150,9 +138,11 @@ class Agent:
         return events.Stop(**self._stamp(), reason="interrupted", detail="the turn was taken back")
 
     def _run(self, text: str) -> Iterator[events.Event]:
-        escaped = self._append([*self._closing(), *self.dialect.user(text)])
-        yield events.User(**self._stamp(), text=text, escaped=escaped)
+        update = self.dialect.user(self.conversation, text)
+        self._admit(update)
+        yield events.User(**self._stamp(), text=text, escaped=update.escaped or None)
         retried = False
+        repeated = _Repeated()
         calls = 0
         for number in itertools.count():
             final = calls == self._limits.max_steps
@@ -175,6 +165,10 @@ class Agent:
             calls += 1
             result, arguments = self._execute(reply)
             yield from self._show(result, arguments)
+            if repeated.count(result, arguments) == REPEATS:
+                raise _Ended(
+                    "repeat", f"{result.tool} was called {REPEATS} times in a row with the same result"
+                )
 
     def _generate(self, output: _Output, *, answer_only: bool) -> Iterator[events.Event]:
         """Decode one assistant step into `output`, yielding deltas; the conversation keeps its ids."""
@@ -182,7 +176,7 @@ class Agent:
         output.prompt = len(prompt)
         output.cached = self.cache.common_prefix(prompt)
         matcher = self._grammars[answer_only].matcher() if self._grammars else None
-        scanner = None if matcher else ReplyScanner(self.tools)
+        scanner = None if matcher else self.dialect.scanner()
         steps = generate(
             self.session,
             prompt,
@@ -190,8 +184,8 @@ class Agent:
             sampler=self._sampler,
             max_tokens=self._limits.max_tokens,
             matcher=matcher,
-            stop=() if matcher else self._end_of_turn,
-            stop_ids=() if matcher else self.session.manifest.stop_ids,
+            stop=() if matcher else self.dialect.stop,
+            stop_ids=self.dialect.stop_ids,
         )
         for step in steps:
             output.steps.append(step)
@@ -200,12 +194,14 @@ class Agent:
                 yield events.Delta(**self._stamp(), text=step.text)
             if scanner and scanner.push(step.text):
                 break
+        before = len(self.conversation.spans)
         for step in output.steps:
             self._append_ids("forced" if step.forced else "sampled", [step.id])
         if scanner:
-            output.reply = scanner.reply or scanner.finish()
+            output.reply = scanner.push("") or scanner.finish(ended=output.stop == "stop")
         elif output.stop == "stop":
-            output.reply = parse_object(self._raw(output), self.tools)
+            output.reply = self.dialect.read(self._raw(output))
+        self.dialect.heard(self.conversation.spans[before:], self._raw(output))
 
     def _without_reply(self, output: _Output) -> events.Event:
         """How a turn ends when a step gave neither a call nor an answer."""
@@ -246,8 +242,7 @@ class Agent:
 
     def _show(self, result: ToolResult, arguments: object) -> Iterator[events.Event]:
         """Report a result and append it for the model. Raises _Ended if it does not fit."""
-        pieces = [*self._closing(), *self.dialect.tool_result(result)]
-        spans, escaped = encode(pieces, self.session.tokenizer)
+        update = self.dialect.result(self.conversation, result)
         yield events.ToolCallEvent(
             **self._stamp(),
             tool=result.tool,
@@ -259,9 +254,9 @@ class Agent:
             timed_out=result.timed_out or None,
             truncated=result.truncated or None,
             replaced=result.replaced or None,
-            escaped=escaped or None,
+            escaped=update.escaped or None,
         )
-        self._admit(spans)
+        self._admit(update)
         yield events.ToolResultEvent(
             **self._stamp(),
             tool=result.tool,
@@ -276,31 +271,19 @@ class Agent:
             problem = f"truncated: only {self._limits.max_tokens} sampled ids are allowed (--max-tokens)"
         return ToolResult("", "", f"your reply was not understood: {problem}", 2)
 
-    def _closing(self) -> list[Piece]:
-        """What ends the assistant's last turn; the marker only if the model did not say it itself."""
-        last = self.conversation.spans[-1]
-        if last.origin not in ("sampled", "forced"):
-            return []
-        closing = self.dialect.end_of_turn()
-        said = self.conversation.ids[-len(self._end_of_turn) :] == self._end_of_turn
-        return closing[1:] if said else closing
-
-    def _append(self, pieces: list[Piece]) -> int | None:
-        """Append pieces if they fit with room for a step; how many markers were broken up, None for none."""
-        spans, escaped = encode(pieces, self.session.tokenizer)
-        self._admit(spans)
-        return escaped or None
-
-    def _admit(self, spans: list[IdSpan]) -> None:
-        count = sum(len(span.ids) for span in spans)
-        needed = len(self.conversation) + count + self._limits.max_tokens
+    def _admit(self, update: Update) -> None:
+        """Append what fits together with room for a step. Raises _Ended, and changes nothing, if it does not."""
+        count = sum(len(span.ids) for span in update.spans)
+        needed = update.keep + count + self._limits.max_tokens
         if needed > self.cache.max_length:
             raise _Ended(
                 "context",
-                f"{len(self.conversation)} ids held + {count} new + {self._limits.max_tokens} for the reply "
+                f"{update.keep} ids held + {count} new + {self._limits.max_tokens} for the reply "
                 f"do not fit in {self.cache.max_length}",
             )
-        self.conversation.extend(spans)
+        self.conversation.cut(update.keep)
+        self.conversation.extend(update.spans)
+        self.dialect.commit(update)
 
     def _append_ids(self, origin: Literal["sampled", "forced"], ids: list[int]) -> None:
         last = self.conversation.spans[-1]
@@ -311,10 +294,10 @@ class Agent:
 
     def _raw(self, output: _Output) -> str:
         ids = [step.id for step in output.steps]
-        count = len(self._end_of_turn)
-        if count and ids[-count:] == self._end_of_turn:
+        count = len(self.dialect.stop)
+        if count and ids[-count:] == list(self.dialect.stop):
             ids = ids[:-count]
-        elif ids and ids[-1] in self.session.manifest.stop_ids:
+        elif ids and ids[-1] in self.dialect.stop_ids:
             ids = ids[:-1]
         return decode(self.session.tokenizer, ids)
 
@@ -337,14 +320,17 @@ class Agent:
         return {"turn": self._turn, "time": round(time.time(), 3)}
 
 
-def compile_replies(tools: Sequence[Tool], session: Session) -> tuple[Grammar, Grammar]:
-    """Grammars for a step: (call or answer, answer only). Raises ToolFileError naming tool and keyword."""
-    try:
-        full = Grammar(reply_schema(tools), session.tokenizer, vocab_size=session.vocab_size)
-    except GrammarError as error:
-        place = error.subject.removeprefix("#/$defs/")
-        tool, _, pointer = place.partition("/")
-        raise ToolFileError(
-            f"tool {tool}", f"parameters#/{pointer}: {error.found}", error.expected, "or use --no-constrain"
-        ) from None
-    return full, Grammar(ANSWER_SCHEMA, session.tokenizer, vocab_size=session.vocab_size)
+class _Repeated:
+    """Counts equal calls with equal results in a row."""
+
+    def __init__(self) -> None:
+        self._last: tuple[object, ...] | None = None
+        self._count = 0
+
+    def count(self, result: ToolResult, arguments: object) -> int:
+        """How often this call and its result came in a row by now."""
+        written = json.dumps(arguments, sort_keys=True, default=str)
+        call = (result.tool, written, result.stdout, result.stderr, result.exit_code)
+        self._count = self._count + 1 if call == self._last else 1
+        self._last = call
+        return self._count

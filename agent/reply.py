@@ -103,8 +103,11 @@ class ReplyScanner:
             self._advance(self._scan)
         return self.reply
 
-    def finish(self) -> Reply | None:
-        """The reply at the end of the text; Malformed if a call or an answer was begun and not ended."""
+    def finish(self, *, ended: bool = True) -> Reply | None:
+        """The reply at the end of the text; Malformed if a call or an answer was begun and not ended.
+
+        Whether the model `ended` its turn makes no difference: an object is whole or it is not.
+        """
         while self.reply is None and self._scan is not None:
             start = self._scan.start
             if _REPLY_KEY.match(self.text, start) and not self._fenced(start):

@@ -85,6 +85,7 @@ def _agent(options: AgentOptions) -> "Agent":
             approve=_ask,
             approve_all=options.confirm_tools,
             preallocate=not options.no_kv_preallocate,
+            dialect=options.dialect,
         )
     threads = f"{session.threads} thread{'s' if session.threads != 1 else ''}"
     print(

@@ -123,6 +123,7 @@ def _settings(options: EvalOptions, sandbox: "Optional[Sandbox]") -> "Settings":
         limits=options.limits,
         constrain=not options.no_constrain,
         preallocate=not options.no_kv_preallocate,
+        dialect=options.dialect,
         backend=lambda folder: options.backend(sandbox, folder, [folder]),  # the task's own may be written
     )
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Optional
 
+from ..runtime.errors import UsageError
 from ..runtime.providers import NAMES
 from .options import option
 from .tool_flags import ToolOptions, at_least
@@ -10,6 +11,8 @@ from .tool_flags import ToolOptions, at_least
 if TYPE_CHECKING:
     from ..agent.loop import Limits
     from ..runtime.sampler import Sampler
+
+DIALECTS = ("posttrainllm", "chat_template")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +38,9 @@ class LoopOptions(SamplingOptions, ToolOptions):
     """A model, its tools, and the bounds of the conversation loop: for `agent` and `eval`."""
 
     system: Optional[str] = option(None, "replaces the first line of the system prompt", metavar="TEXT")
+    dialect: Optional[str] = option(
+        None, f"{' or '.join(DIALECTS)} (default: the model's own)", metavar="NAME"
+    )
     max_steps: int = option(8, "tool calls per user turn (default 8)", metavar="N")
     max_tokens: int = option(256, "sampled ids per assistant step (default 256)", metavar="N")
     no_constrain: bool = option(False, "decode without the grammar of calls and answers")
@@ -46,6 +52,8 @@ class LoopOptions(SamplingOptions, ToolOptions):
         """Refuse what can be refused before anything is loaded. Raises UsageError."""
         at_least("--max-steps", self.max_steps, 0)
         at_least("--max-tokens", self.max_tokens, 1)
+        if self.dialect not in (None, *DIALECTS):
+            raise UsageError(f"--dialect {self.dialect}", "no such dialect", " or ".join(DIALECTS))
         self.check_tools()
 
     @property

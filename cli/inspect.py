@@ -13,6 +13,7 @@ from .options import option, parse, positional
 
 if TYPE_CHECKING:
     from ..export.checkpoint import Checkpoint
+    from ..runtime.bundle import Bundle
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,17 @@ def _bundle(path: Path) -> dict[str, Any]:
         "format": ours if bundle.io is None else f"{manifest['flavour']} {bundle.graph}",
     }
     facts |= {key: manifest[key] for key in (*keys, "end_of_turn_ids", "stop_ids", "parity")}
-    return facts | {"sizes": sizes, "tensors": tensors}
+    return facts | _template(bundle) | {"sizes": sizes, "tensors": tensors}
+
+
+def _template(bundle: "Bundle") -> dict[str, Any]:
+    """What an agent makes of the model's chat template."""
+    if bundle.manifest.dialect != "chat_template":
+        return {}
+    from ..agent.template_dialect import template_facts
+    from ..runtime.tokenizer import open_tokenizer
+
+    return {"chat template": template_facts(bundle, open_tokenizer(bundle)).describe()}
 
 
 def _coreml(path: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@
     │   ├── CheckpointError    3  weights to export
     │   ├── BundleError        3  an exported model folder
     │   ├── TokenizerError     3  a tokenizer folder or file
+    │   ├── ChatTemplateError  3  a chat template, or what it refuses to render
     │   ├── ToolFileError      3  a tools.json
     │   └── GrammarError       3  a JSON Schema that no grammar can hold
     ├── MissingExtraError      3  an optional package that this command needs
@@ -76,6 +77,10 @@ class BundleError(InputError):
 
 class TokenizerError(InputError):
     """A tokenizer that is missing or does not fit the model."""
+
+
+class ChatTemplateError(InputError):
+    """A chat template that does not compile, fails, or refuses a conversation; the subject has its line."""
 
 
 class ToolFileError(InputError):

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from .bundle import MANIFEST, TOKENIZER, Bundle, FileInfo, KVLayout, Manifest, SourceInfo, TokenizerInfo
+from .chat_template import find_source
 from .errors import BundleError
 from .graph_io import Foreign, Names, precision
 from .onnx_file import OnnxGraph, read_graph
@@ -110,7 +111,7 @@ def _manifest(
         tokenizer=_tokenizer(folder),
         end_of_turn_ids=ends[:1],
         stop_ids=ends,
-        dialect="posttrainllm",
+        dialect="plain" if find_source(folder) is None else "chat_template",
         source=SourceInfo(graph.path.name, graph.producer or facts.writer, ""),
         config={
             "opsets": {name or "ai.onnx": version for name, version in graph.opsets.items()},

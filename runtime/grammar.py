@@ -1,4 +1,4 @@
-"""JSON Schema to grammar (compiled once), and the matcher that follows it (one per generation).
+"""JSON Schema or Lark to grammar (compiled once), and the matcher that follows it (one per generation).
 
 Compiled by llguidance with one fixed JSON style, so that as much as possible is forced. Nothing of a
 schema is widened or dropped: what cannot be compiled is refused with the pointer of its keyword.
@@ -7,7 +7,8 @@ Masks work on bytes, so a token may hold part of a character.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,28 +30,36 @@ _STYLE: dict[str, Any] = {
 
 
 class Grammar:
-    """A compiled JSON Schema, tied to one tokenizer and one width of logits."""
+    """A compiled JSON Schema, or a grammar as Lark text, tied to one tokenizer and one width of logits."""
 
-    def __init__(self, schema: Mapping[str, Any], tokenizer: Tokenizer, *, vocab_size: int) -> None:
-        """`vocab_size` is the width of the logits, V. Raises GrammarError with a JSON pointer."""
+    def __init__(self, schema: Mapping[str, Any] | str, tokenizer: Tokenizer, *, vocab_size: int) -> None:
+        """`vocab_size` is the width of the logits, V. Raises GrammarError, of a schema with a JSON pointer.
+
+        A text is llguidance's variant of Lark; what `json_rule` gives may stand in it.
+        """
         self.vocab_size = vocab_size
         self._known = min(vocab_size, tokenizer.vocab_size)
         self._vocabulary = tokenizer.for_grammar(vocab_size)
-        self._compiled = _compile(schema)
+        self._spell = tokenizer.spell
+        self._compiled = schema if isinstance(schema, str) else _compile(schema)
         if (problem := _problem(self._compiled, self._vocabulary)) is not None:
+            if isinstance(schema, str):
+                raise GrammarError("grammar", problem)
             pointer, problem = locate(schema, self._vocabulary) or ("", problem)
             raise GrammarError(f"#{pointer}", problem, "keywords that a grammar can hold")
 
     def matcher(self) -> Matcher:
         """A fresh matcher at the start of the grammar."""
-        return Matcher(LLMatcher(self._vocabulary, self._compiled, log_level=0), self.vocab_size, self._known)
+        matcher = LLMatcher(self._vocabulary, self._compiled, log_level=0)
+        return Matcher(matcher, self.vocab_size, self._known, self._spell)
 
 
 class Matcher:
     """Follows one generation through a grammar. Made by `Grammar.matcher`."""
 
-    def __init__(self, matcher: LLMatcher, width: int, known: int) -> None:
+    def __init__(self, matcher: LLMatcher, width: int, known: int, spell: Callable[[int], list[int]]) -> None:
         self._matcher = matcher
+        self._spell = spell
         self._width = width
         self._known = known
 
@@ -76,10 +85,20 @@ class Matcher:
         forced: list[int] = []
         # One call may stop short of a further forced run.
         while not self.finished and (step := self._matcher.compute_ff_tokens()):
+            fitting = self._matcher.validate_tokens(step)
+            if fitting < len(step):
+                # Forced text that spells a control token (in an enum, say): it is text, so letter by letter.
+                step = step[:fitting] + self._spell(step[fitting])
             if not self._matcher.consume_tokens(step):
                 raise ValueError(f"forced ids do not fit the grammar: {self._matcher.get_error()}")
             forced += step
         return forced
+
+
+def json_rule(schema: Mapping[str, Any], *, item_separator: str, key_separator: str) -> str:
+    """The right side of a Lark rule: JSON of `schema` in one style."""
+    style = _STYLE | {"item_separator": item_separator, "key_separator": key_separator}
+    return f"%json {json.dumps({**schema, 'x-guidance': style})}"
 
 
 def locate(schema: object, vocabulary: LLTokenizer) -> tuple[str, str] | None:

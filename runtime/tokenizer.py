@@ -58,6 +58,9 @@ class Tokenizer(Protocol):
     def encode_marker(self, marker: str) -> list[int]:
         """Ids of one turn marker, for templates only."""
 
+    def spell(self, token: int) -> list[int]:
+        """Ids of the characters that spell `token`, without it: for text that looks like a control token."""
+
     def token_bytes(self, token: int) -> bytes:
         """The bytes that `token` stands for; empty for an id without any. Never raises."""
 
@@ -128,6 +131,9 @@ class ByteTokenizer:
     def encode_marker(self, marker: str) -> list[int]:
         return self.encode(marker)
 
+    def spell(self, token: int) -> list[int]:
+        return [token]
+
     def token_bytes(self, token: int) -> bytes:
         return bytes((token,)) if 0 <= token < 256 else b""
 
@@ -154,6 +160,7 @@ class HuggingFaceTokenizer:
         self._content.encode_special_tokens = True  # in content, "<|im_end|>" is ten characters
         self.vocab_size = 1 + max(self._plain.get_vocab(with_added_tokens=True).values(), default=-1)
         self.fingerprint = hashlib.sha256(json_text.encode()).hexdigest()
+        self._blind: dict[frozenset[str], tokenizers.Tokenizer] = {}
         added = self._plain.get_added_tokens_decoder()
         self._control = {token for token, entry in added.items() if entry.special or entry.content in MARKERS}
         self._spelled = [marker for marker in MARKERS if self._plain.token_to_id(marker) is None]
@@ -167,6 +174,37 @@ class HuggingFaceTokenizer:
 
     def encode(self, text: str) -> list[int]:
         return list(self._plain.encode(_clean(text)).ids)
+
+    @property
+    def added_tokens(self) -> dict[str, tuple[int, tokenizers.AddedToken]]:
+        """Id and entry of each added token, by its text."""
+        added = self._plain.get_added_tokens_decoder()
+        return {entry.content: (token, entry) for token, entry in added.items()}
+
+    def is_whole(self, token: int) -> bool:
+        """Whether grammars know `token` by its id only, not by the characters that spell it."""
+        return bool(self._vocabulary.is_special_token(token))
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """Ids of rendered template text: added tokens count where they are spelled, nothing is put before."""
+        return list(self._plain.encode(_clean(text), add_special_tokens=False).ids)
+
+    def encode_unseeing(self, text: str, unseen: frozenset[str]) -> list[int]:
+        """Ids of text in which the added tokens `unseen` are the characters that spell them."""
+        tokenizer = self._blind.get(unseen)
+        if tokenizer is None:
+            tokenizer = tokenizers.Tokenizer.from_str(self._json)
+            tokenizer.no_padding()
+            tokenizer.no_truncation()
+            tokenizer.add_special_tokens([_special(self.added_tokens[text][1]) for text in unseen])
+            tokenizer.encode_special_tokens = True
+            self._blind[unseen] = tokenizer
+        ids = list(tokenizer.encode(_clean(text), add_special_tokens=False).ids)
+        control = {self.added_tokens[text][0] for text in unseen} | self._control
+        if control.isdisjoint(ids):
+            return ids
+        letters = (tokenizer.encode(letter, add_special_tokens=False).ids for letter in _clean(text))
+        return [token for some in letters for token in some if token not in control]
 
     def encode_content(self, text: str) -> Content:
         text = _clean(text)
@@ -183,6 +221,9 @@ class HuggingFaceTokenizer:
         if token is not None:
             return [token]
         return list(self._content.encode(marker, add_special_tokens=False).ids)
+
+    def spell(self, token: int) -> list[int]:
+        return self.encode_unseeing(decode(self, [token]), frozenset(filter(None, self.added_tokens)))
 
     def token_bytes(self, token: int) -> bytes:
         if not 0 <= token < self.vocab_size:
@@ -214,6 +255,17 @@ class HuggingFaceTokenizer:
         for character in text:
             ids += self._content.encode(character, add_special_tokens=False).ids
         return [token for token in ids if token not in self._control]
+
+
+def _special(entry: tokenizers.AddedToken) -> tokenizers.AddedToken:
+    return tokenizers.AddedToken(
+        entry.content,
+        single_word=entry.single_word,
+        lstrip=entry.lstrip,
+        rstrip=entry.rstrip,
+        normalized=entry.normalized,
+        special=True,
+    )
 
 
 class _ByteVocabulary:

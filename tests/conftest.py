@@ -113,3 +113,104 @@ def bpe_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tokenizer")
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
+
+
+# Added tokens of the families whose templates stand in tests/agent/templates: (special, not special).
+FAMILIES: dict[str, tuple[list[str], list[str]]] = {
+    "chatml": (
+        ["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        ["<tool_call>", "</tool_call>", "<think>", "</think>"],
+    ),
+    "llama3": (
+        [
+            "<|begin_of_text|>",
+            "<|end_of_text|>",
+            "<|start_header_id|>",
+            "<|end_header_id|>",
+            "<|eot_id|>",
+            "<|python_tag|>",
+        ],
+        [],
+    ),
+    "mistral": (
+        [
+            "<s>",
+            "</s>",
+            "[INST]",
+            "[/INST]",
+            "[TOOL_CALLS]",
+            "[AVAILABLE_TOOLS]",
+            "[/AVAILABLE_TOOLS]",
+            "[TOOL_RESULTS]",
+            "[/TOOL_RESULTS]",
+        ],
+        [],
+    ),
+    "gemma": (["<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"], []),
+    "opened": (
+        ["<|begin|>", "<|end|>"],
+        [
+            "<|User|>",
+            "<|Assistant|>",
+            "<|result|>",
+            "<|call|>",
+            "<|sep|>",
+            "<|/call|>",
+            "<think>",
+            "</think>",
+        ],
+    ),
+}
+
+
+@pytest.fixture(scope="session")
+def family_tokenizer() -> Callable[[str], str]:
+    """family_tokenizer("chatml") -> tokenizer.json as text: byte-level BPE, or SentencePiece's manner."""
+    made: dict[str, str] = {}
+
+    def make(family: str) -> str:
+        if family not in made:
+            made[family] = _family_tokenizer(family)
+        return made[family]
+
+    return make
+
+
+def _family_tokenizer(family: str) -> str:
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    special, plain = FAMILIES[family]
+    words = "you are a helpful assistant user system tool name arguments parameters description type object "
+    texts = [
+        words * 3,
+        f'{{"name": "echo", "arguments": {{"text": "{words}"}}}}\n\n\n',
+        "What is it?\n\n",
+    ] * 5
+    alphabet = list("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789{}[]()<>|/\"':,._-!?\\\n▁")
+    if family in ("mistral", "gemma"):
+        tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+        tokenizer.decoder = decoders.Sequence(
+            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        )
+        first = ["<unk>", *special, *(f"<0x{value:02X}>" for value in range(256))]
+    else:
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        first = special
+    trainer = trainers.BpeTrainer(
+        vocab_size=700, special_tokens=first, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    if family in ("mistral", "gemma"):  # the bytes are pieces of the vocabulary, no added tokens
+        import json
+
+        content = json.loads(tokenizer.to_str())
+        content["added_tokens"] = [
+            entry for entry in content["added_tokens"] if not entry["content"].startswith("<0x")
+        ]
+        tokenizer = Tokenizer.from_str(json.dumps(content))
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in plain])
+    return str(tokenizer.to_str())

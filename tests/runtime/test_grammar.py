@@ -249,3 +249,17 @@ def test_whatever_is_sampled_is_valid(schema: dict[str, Any], seed: int) -> None
         if matcher._matcher.is_accepting():
             break
     jsonschema.validate(json.loads(decode(tokenizer, ids)), schema)
+
+
+@pytest.mark.parametrize("text", ["a<|im_end|>\n<|im_start|>system", "<tool_call>", "x<|endoftext|>"])
+def test_forced_text_that_spells_a_control_token_is_letters(text: str, bpe: HuggingFaceTokenizer) -> None:
+    """An enum may hold anything; what it forces is text, and no id of a marker comes of it."""
+    grammar = Grammar({"enum": [text]}, bpe, vocab_size=bpe.vocab_size)
+    matcher = grammar.matcher()
+    ids = matcher.force()
+    while not matcher.finished:
+        (token, *_) = np.flatnonzero(matcher.allowed())
+        matcher.accept(int(token))
+        ids += [int(token), *matcher.force()]
+    assert json.loads(decode(bpe, ids)) == text
+    assert not {token for token, _ in bpe.added_tokens.values()} & set(ids)

@@ -1,0 +1,182 @@
+"""Dialects: how a conversation is put into ids, and how a reply is read.
+
+A dialect speaks for one conversation. It says what each new turn adds to the ids that were fed, which is
+mostly a continuation; a chat template may render what went before differently, and then the update keeps
+less of it. An update takes effect once it is committed, so what does not fit changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ..runtime.errors import BundleError, GrammarError, ToolFileError
+from ..runtime.grammar import Grammar
+from ..runtime.session import Session
+from .chat_format import ANSWER_SCHEMA, IdSpan, Piece, PosttrainDialect, encode, reply_schema
+from .conversation import Conversation
+from .reply import Reply, ReplyScanner, parse_object
+from .tools import Tool, ToolResult
+
+
+@dataclass(frozen=True)
+class Update:
+    """The first `keep` ids of the conversation stay, `spans` follow them.
+
+    `escaped`: how many control markers in new content were kept from becoming control ids. `state` is the dialect's own.
+    """
+
+    keep: int
+    spans: list[IdSpan]
+    escaped: int = 0
+    state: Any = None
+
+
+class Scanner(Protocol):
+    """Finds a reply in text that arrives piece by piece, where no grammar shapes it."""
+
+    def push(self, delta: str) -> Reply | None:
+        """Add text; the reply as soon as it is whole."""
+
+    def finish(self, *, ended: bool) -> Reply | None:
+        """The reply of the whole text, None if there is none. `ended`: the model ended its turn itself."""
+
+
+class Dialect(Protocol):
+    """What the loop needs of a dialect."""
+
+    name: str
+    stop: Sequence[int]
+    stop_ids: frozenset[int]
+
+    def opening(self) -> list[IdSpan]:
+        """What every conversation begins with. May be less than what stands before the first user turn."""
+
+    def user(self, conversation: Conversation, text: str) -> Update:
+        """A user turn, and the opening of the assistant's."""
+
+    def result(self, conversation: Conversation, result: ToolResult) -> Update:
+        """What came of the last reply's call (without a tool's name: of a reply that was not understood)."""
+
+    def commit(self, update: Update) -> None:
+        """`update` was admitted."""
+
+    def heard(self, spans: Sequence[IdSpan], text: str) -> None:
+        """The assistant's step as it was generated: its ids, and its text without a stop sequence."""
+
+    def mark(self) -> object:
+        """Where the conversation stands, for `restore`."""
+
+    def restore(self, mark: object) -> None:
+        """Forget all since `mark`."""
+
+    def grammar(self, *, answer_only: bool) -> Grammar:
+        """What a step may say. Raises ToolFileError naming tool and keyword."""
+
+    def scanner(self) -> Scanner:
+        """For a step without a grammar."""
+
+    def read(self, text: str) -> Reply | None:
+        """The reply in the whole text of a step that a grammar shaped."""
+
+
+class PosttrainConversation:
+    """The posttrainllm dialect (`chat_format.py`): every turn is a continuation."""
+
+    name = PosttrainDialect.name
+
+    def __init__(self, session: Session, header: str, tools: Sequence[Tool]) -> None:
+        self.stop: Sequence[int] = session.manifest.end_of_turn_ids
+        self.stop_ids = frozenset(session.manifest.stop_ids)
+        self._session = session
+        self._header = header
+        self._tools = {tool.name: tool for tool in tools}
+        self._dialect = PosttrainDialect()
+
+    def opening(self) -> list[IdSpan]:
+        """The system turn."""
+        spans, _ = encode(
+            self._dialect.system(self._header, list(self._tools.values())), self._session.tokenizer
+        )
+        return [IdSpan("template", self._session.tokenizer.bos_ids), *spans]
+
+    def user(self, conversation: Conversation, text: str) -> Update:
+        """The user's text between its markers."""
+        return self._turn(conversation, self._dialect.user(text))
+
+    def result(self, conversation: Conversation, result: ToolResult) -> Update:
+        """The result as JSON between its markers."""
+        return self._turn(conversation, self._dialect.tool_result(result))
+
+    def _turn(self, conversation: Conversation, pieces: list[Piece]) -> Update:
+        spans, escaped = encode([*self._closing(conversation), *pieces], self._session.tokenizer)
+        return Update(len(conversation), spans, escaped)
+
+    def _closing(self, conversation: Conversation) -> list[Piece]:
+        """What ends the assistant's last turn; the marker only if the model did not say it itself."""
+        last = conversation.spans[-1]
+        if last.origin not in ("sampled", "forced"):
+            return []
+        closing = self._dialect.end_of_turn()
+        said = conversation.ids[-len(self.stop) :] == list(self.stop)
+        return closing[1:] if said else closing
+
+    def commit(self, update: Update) -> None:
+        """Nothing to remember: the conversation's ids are all there is."""
+
+    def heard(self, spans: Sequence[IdSpan], text: str) -> None:
+        """Nothing to remember."""
+
+    def mark(self) -> object:
+        """Nothing to remember."""
+        return None
+
+    def restore(self, mark: object) -> None:
+        """Nothing to forget."""
+
+    def grammar(self, *, answer_only: bool) -> Grammar:
+        """A call or an answer, as one JSON object."""
+        session = self._session
+        schema: Mapping[str, Any] = ANSWER_SCHEMA if answer_only else reply_schema(list(self._tools.values()))
+        try:
+            return Grammar(schema, session.tokenizer, vocab_size=session.vocab_size)
+        except GrammarError as error:
+            place = error.subject.removeprefix("#/$defs/")
+            tool, _, pointer = place.partition("/")
+            raise refused_schema(tool, f"/{pointer}", error) from None
+
+    def scanner(self) -> Scanner:
+        """Looks for the first call or answer in free text."""
+        return ReplyScanner(self._tools)
+
+    def read(self, text: str) -> Reply | None:
+        """The one object that the grammar admits."""
+        return parse_object(text, self._tools)
+
+
+def refused_schema(tool: str, pointer: str, error: GrammarError) -> ToolFileError:
+    """The error for a tool whose schema no grammar can hold."""
+    return ToolFileError(
+        f"tool {tool}", f"parameters#{pointer}: {error.found}", error.expected, "or use --no-constrain"
+    )
+
+
+def open_dialect(session: Session, header: str, tools: Sequence[Tool], name: str | None = None) -> Dialect:
+    """The dialect `name`, or the model's own. Raises BundleError, ChatTemplateError.
+
+    `name` is "posttrainllm" or "chat_template".
+    """
+    name = name or session.manifest.dialect
+    if name == PosttrainConversation.name:
+        return PosttrainConversation(session, header, tools)
+    if name == "chat_template":
+        from .template_dialect import TemplateConversation
+
+        return TemplateConversation.of(session, header, tools)
+    raise BundleError(
+        session.bundle.path,
+        "the model has no chat template: a base model, which knows no turns",
+        "a model that was trained on conversations",
+        "--dialect posttrainllm lets it try; `posttrainllm sample` runs it on plain text",
+    )
