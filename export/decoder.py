@@ -13,6 +13,7 @@ from .quantised import BlockSource
 
 OPSET = 18
 IR_VERSION = 9
+LOGIT_ROWS = "num_logits_to_keep"  # as transformers.js' exports call it
 # Operator, domain and attributes of each activation. QuickGelu is x · sigmoid(alpha · x).
 _ACTIVATIONS: dict[Activation, tuple[str, str, dict[str, float]]] = {
     "gelu_erf": ("Gelu", CONTRIB, {}),
@@ -22,11 +23,14 @@ _ACTIVATIONS: dict[Activation, tuple[str, str, dict[str, float]]] = {
 }
 
 
-def build_decoder(checkpoint: Checkpoint, blocks: BlockSource | None = None) -> ir.Model:
+def build_decoder(
+    checkpoint: Checkpoint, blocks: BlockSource | None = None, *, chooses_rows: bool = True
+) -> ir.Model:
     """The ONNX model of `checkpoint`, with lazy weights; those that `blocks` knows are quantised.
 
     Inputs and outputs are those of a bundle (`position_ids` only where positions are learned); past and present have the same shape
-    [batch, kv_heads, capacity, padded_head_dim], so that one buffer can serve as both.
+    [batch, kv_heads, capacity, padded_head_dim], so that one buffer can serve as both. With `chooses_rows` a further input
+    `num_logits_to_keep` [1] says how many of the last positions get logits; it has a default, so that who does not know it gets all.
     """
     config = checkpoint.config
     build = GraphBuilder(checkpoint, blocks)
@@ -46,12 +50,17 @@ def build_decoder(checkpoint: Checkpoint, blocks: BlockSource | None = None) -> 
         normed, hidden = run(build, hidden, mixed, layer)
         inputs += past
         present += grown
-    logits = _head(build, normed, ids)
+    defaults = []
+    if chooses_rows:
+        normed, rows = _last_rows(build, normed)
+        inputs.append(rows)
+        defaults.append(rows)
+    logits = _head(build, normed)
     graph = ir.Graph(
         inputs,
         [logits, *present],
         nodes=build.tape.nodes,
-        initializers=build.tape.initializers,
+        initializers=[*build.tape.initializers, *defaults],
         opset_imports={"": OPSET, CONTRIB: 1},
         name=config.architecture,
     )
@@ -218,16 +227,25 @@ def _biased_linear(build: GraphBuilder, x: ir.Value, name: str) -> ir.Value:
     return build.op("Add", out, build.weight(f"{name}.bias"), name=f"{name}.biased")
 
 
-def _head(build: GraphBuilder, normed: ir.Value, ids: ir.Value) -> ir.Value:
-    """Logits [batch, new, vocab], over the token table itself where it is tied, which is stored once."""
+def _last_rows(build: GraphBuilder, normed: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """The last positions of `normed`, and the input that says how many; 0, its default, means all of them."""
+    rows = graph_value(LOGIT_ROWS, ir.DataType.INT64, [1])
+    rows.const_value = ir.Tensor(np.zeros(1, np.int64), name=LOGIT_ROWS)
+    start = build.op("Neg", rows, name="first_row")
+    to_the_end = build.ints("to_the_end", [np.iinfo(np.int64).max])
+    return build.op("Slice", normed, start, to_the_end, build.ints("axis_1", [1]), name="last_rows"), rows
+
+
+def _head(build: GraphBuilder, normed: ir.Value) -> ir.Value:
+    """Logits [batch, rows, vocab], over the token table itself where it is tied, which is stored once."""
     config = build.config
     table = "model.embed_tokens.weight" if config.tied_head else "lm_head.weight"
     normed = _scaled(build, normed, config.logit_multiplier, "logit_multiplier", "normed.scaled")
     if config.logit_softcap is None:
-        logits = build.scores(normed, table, ids, "logits")
+        logits = build.scores(normed, table, "logits")
     else:
         cap = build.number("logit_softcap", config.logit_softcap)
-        inner = build.op("Div", build.scores(normed, table, ids, "scores"), cap, name="capped.in")
+        inner = build.op("Div", build.scores(normed, table, "scores"), cap, name="capped.in")
         logits = build.op("Mul", build.op("Tanh", inner, name="capped.out"), cap, name="logits")
     logits.type = ir.TensorType(ir.DataType.FLOAT)
     logits.shape = ir.Shape(["batch", "new", config.vocab_size])

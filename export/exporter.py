@@ -141,12 +141,13 @@ def _fill(staging: Path, job: _Job) -> Manifest:
 
     checkpoint, recipe, words, progress = job.checkpoint, job.recipe, job.words, job.progress
     config = checkpoint.config
-    model = decoder.build_decoder(checkpoint, block_source(recipe, checkpoint))
+    standard = job.flavour == "standard"
+    model = decoder.build_decoder(checkpoint, block_source(recipe, checkpoint), chooses_rows=not standard)
     half = recipe.precision == "fp16"
     kv = KVLayout(config.layers, config.kv_heads, padded_head_dim(config), "float16" if half else "float32")
     if half:
         to_half(model, checkpoint.path)
-    if job.flavour == "standard":
+    if standard:
         from .standard import to_standard
 
         to_standard(model)

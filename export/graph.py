@@ -146,8 +146,8 @@ class GraphBuilder:
             return quantised_rows(self, self.blocks, table, ids, name)
         return self.op("Gather", self.weight(table), ids, name=name)
 
-    def scores(self, x: ir.Value, table: str, ids: ir.Value, name: str) -> ir.Value:
-        """`x` [batch, new, hidden] times the rows of tensor `table`: [batch, new, rows of the table].
+    def scores(self, x: ir.Value, table: str, name: str) -> ir.Value:
+        """`x` [batch, places, hidden] times the rows of tensor `table`: [batch, places, rows of the table].
 
         Gemm takes the table transposed as it lies; a Transpose node would be folded into a second copy.
         """
@@ -156,7 +156,7 @@ class GraphBuilder:
         count, width = self.shapes[table]
         flat = self.op("Reshape", x, self.ints("rows_of_hidden", [-1, width]), name=f"{name}.in")
         found = self.op("Gemm", flat, self.weight(table), name=f"{name}.flat", transB=1)
-        sizes = self.op("Shape", ids, name="ids_shape")
+        sizes = self.op("Shape", x, name=f"{name}.places", end=2)
         shape = self.op("Concat", sizes, self.ints("vocab_size", [count]), name=f"{name}.shape", axis=0)
         return self.op("Reshape", found, shape, name=name)
 

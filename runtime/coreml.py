@@ -91,7 +91,7 @@ def _checked(node: Node, note: str) -> bool:
 
 def _constants(graph: OnnxGraph) -> frozenset[str]:
     """Values that ONNX Runtime knows before it partitions: weights, and whatever is computed from them alone."""
-    names = {tensor.name for tensor in graph.tensors}
+    names = {tensor.name for tensor in graph.tensors} - {port.name for port in graph.defaulted}
     for node in graph.nodes:  # in topological order, as the format demands
         if all(name in names for name in node.inputs if name):
             names.update(name for name in node.outputs if name)

@@ -17,7 +17,7 @@ from .onnx_file import Node, OnnxGraph, Port
 _INTEGERS = ("int64", "int32")
 _FLOATS = ("float32", "float16")
 # How many of the last positions get logits: transformers.js' exports call it so, and 0 means all of them.
-_ROW_COUNTS = ("num_logits_to_keep", "logits_to_keep")
+ROW_COUNTS = ("num_logits_to_keep", "logits_to_keep")
 # Inputs that no decoder of plain text has, and what their presence means.
 _MEANINGS = {
     "use_cache_branch": "a merged decoder with a switch between two graphs",
@@ -101,7 +101,7 @@ class Foreign:
         ids, mask = self._integers(self.names.ids), self._integers(self.names.mask)
         if ids is None:
             raise self._refusal(f"no input {self.names.ids}", "token ids as input")
-        rows = next((self._scalar(name) for name in _ROW_COUNTS if name in self._inputs), None)
+        rows = next((self._scalar(name) for name in ROW_COUNTS if name in self._inputs), None)
         known = {ids[0], self.names.mask, self.names.positions, *past, *([rows.name] if rows else [])}
         unknown = [name for name in self._inputs if name not in known]
         if unknown:

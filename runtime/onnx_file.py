@@ -83,12 +83,16 @@ class Node:
 
 @dataclass(frozen=True)
 class OnnxGraph:
-    """The top-level graph of a file. `inputs` leaves out what has a default (an initialiser of that name)."""
+    """The top-level graph of a file. `inputs` leaves out what has a default (an initialiser of that name).
+
+    `defaulted` are inputs with a default that a caller may replace; before IR version 4 nobody could.
+    """
 
     path: Path
     producer: str
     opsets: dict[str, int]
     inputs: tuple[Port, ...]
+    defaulted: tuple[Port, ...]
     outputs: tuple[Port, ...]
     nodes: tuple[Node, ...]
     tensors: tuple[Tensor, ...]
@@ -120,10 +124,12 @@ def read_graph(path: Path) -> OnnxGraph:
 
 
 def _model(path: Path, view: memoryview) -> OnnxGraph:
-    producer, graph = "", None
+    producer, graph, ir_version = "", None, 0
     opsets: dict[str, int] = {}
     for number, value in _fields(view):
-        if number == 2:
+        if number == 1 and isinstance(value, int):
+            ir_version = value
+        elif number == 2:
             producer = _text(value)
         elif number == 7:
             graph = _bytes(value)
@@ -133,10 +139,12 @@ def _model(path: Path, view: memoryview) -> OnnxGraph:
             opsets[_domain(_text(entry.get(1)))] = version if isinstance(version, int) else 0
     if graph is None:
         raise ValueError("it holds no graph")
-    return _graph(path, producer, opsets, graph)
+    return _graph(path, producer, opsets, graph, replaceable=ir_version >= 4)
 
 
-def _graph(path: Path, producer: str, opsets: dict[str, int], view: memoryview) -> OnnxGraph:
+def _graph(
+    path: Path, producer: str, opsets: dict[str, int], view: memoryview, *, replaceable: bool
+) -> OnnxGraph:
     inputs, outputs, nodes, tensors = [], [], [], []
     for number, value in _fields(view):
         if number == 1:
@@ -149,7 +157,8 @@ def _graph(path: Path, producer: str, opsets: dict[str, int], view: memoryview) 
             outputs.append(_port(_bytes(value)))
     defaults = {tensor.name for tensor in tensors}
     given = tuple(port for port in inputs if port.name not in defaults)
-    return OnnxGraph(path, producer, opsets, given, tuple(outputs), tuple(nodes), tuple(tensors))
+    defaulted = tuple(port for port in inputs if port.name in defaults) if replaceable else ()
+    return OnnxGraph(path, producer, opsets, given, defaulted, tuple(outputs), tuple(nodes), tuple(tensors))
 
 
 def _node(view: memoryview) -> Node:

@@ -6,7 +6,9 @@ device, and only the logits are copied to the host. A session may serve several 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from numpy.typing import NDArray
 from .bundle import Bundle
 from .errors import BundleError, ProviderError
 from .foreign import open_model_folder
-from .graph_io import bundle_io
+from .graph_io import ROW_COUNTS, GraphIO, Scalar, bundle_io
 from .kv_cache import KVCache
 from .providers import CPU, Provider, candidates
 from .threads import usable_threads
@@ -41,7 +43,6 @@ class Session:
         self.io = bundle.io or bundle_io(bundle.manifest.kv.layers)
         self.threads = threads or usable_threads()
         self._ort, self.provider, self.provider_reason = self._choose(provider)
-        self._inputs = {entry.name for entry in self._ort.get_inputs()}
 
     @property
     def context_length(self) -> int:
@@ -76,10 +77,10 @@ class Session:
         rounding. Raises ContextFullError (nothing is fed) if the ids do not fit, ValueError for no
         ids, an id outside 0..V-1 or another session's cache.
         """
-        return self._feed(ids, cache, last_row=False)
+        return self._feed(ids, cache, rows=max(1, len(ids)))
 
-    def _feed(self, ids: Sequence[int], cache: KVCache, *, last_row: bool) -> NDArray[np.float32]:
-        """`forward`; with `last_row`, logits [1 or more, V] that end with the last id's."""
+    def _feed(self, ids: Sequence[int], cache: KVCache, *, rows: int) -> NDArray[np.float32]:
+        """Append `ids` to `cache`; logits [at least `rows`, V] that end with the last id's. Raises as `forward`."""
         if cache.owner is not self:
             raise ValueError(f"the cache belongs to {cache.owner!r}, not to {self!r}")
         tokens = np.asarray(ids, dtype=np.int64).reshape(1, -1)
@@ -89,10 +90,12 @@ class Session:
         if int(tokens.min()) < 0 or int(tokens.max()) >= self.vocab_size:
             raise ValueError(f"an id is outside 0..{self.vocab_size - 1}")
         cache.reserve(cache.length + count)
-        if self.io.one_row and not last_row and count > 1:
-            # The graph has logits for one position a run. Who wants them all pays a run for each.
-            return np.concatenate([self._run(tokens[:, i : i + 1], cache, 1) for i in range(count)])
-        return self._run(tokens, cache, 1 if last_row else count)
+        if self.io.one_row and rows > 1:
+            # The graph has logits for one position a run: what stands before the rows goes in one, then each alone.
+            edges = [0, *range(count - rows + 1, count + 1)]
+            runs = [self._run(tokens[:, a:b], cache, 1) for a, b in itertools.pairwise(edges)]
+            return np.concatenate(runs)
+        return self._run(tokens, cache, rows)
 
     def prefill(self, ids: Sequence[int], cache: KVCache) -> NDArray[np.float32]:
         """Make `cache` hold exactly `ids`; logits [V] float32 after the last one.
@@ -100,19 +103,28 @@ class Session:
         Feeds only what the cache does not hold yet, in chunks, after rewinding to the common prefix
         (less one if all is known: the cache stores no logits, so one id must run).
         """
-        if not ids:
-            raise ValueError("prefill needs at least one id")
+        row: NDArray[np.float32] = self.prefill_rows(ids, cache, 1)[0]
+        return row
+
+    def prefill_rows(self, ids: Sequence[int], cache: KVCache, rows: int) -> NDArray[np.float32]:
+        """As `prefill`; logits [rows, V], row i predicting what follows `ids[len(ids) - rows + i]`.
+
+        Raises ValueError unless there are as many ids as rows, and at least one.
+        """
+        if not 1 <= rows <= len(ids):
+            raise ValueError(f"prefill of {len(ids)} ids cannot give logits for {rows}")
         if len(ids) > cache.max_length:
             cache.reserve(len(ids))  # raises before anything is rewound or fed
-        known = min(cache.common_prefix(ids), len(ids) - 1)
+        known = min(cache.common_prefix(ids), len(ids) - rows)
         cache.rewind(known)
+        found: list[NDArray[np.float32]] = []
         for start in range(known, len(ids), PREFILL_CHUNK):
             chunk = ids[start : start + PREFILL_CHUNK]
-            logits = (
-                self._feed(chunk, cache, last_row=True) if self._chooses_rows else self.forward(chunk, cache)
-            )
-        row: NDArray[np.float32] = logits[-1]
-        return row
+            wanted = len(chunk) - max(0, len(ids) - rows - start)
+            logits = self._feed(chunk, cache, rows=max(1, wanted))
+            if wanted > 0:
+                found.append(logits[-wanted:])
+        return found[0] if len(found) == 1 else np.concatenate(found)
 
     @property
     def _chooses_rows(self) -> bool:
@@ -193,6 +205,9 @@ class Session:
                 f"--provider {provider.name}", "ONNX Runtime fell back to the CPU", "its libraries installed"
             )
         self._check_graph(session)
+        defaulted = session.get_overridable_initializers()
+        self._inputs = {entry.name for entry in (*session.get_inputs(), *defaulted)}
+        self.io = _with_row_count(self.io, defaulted)
         return session
 
     def _check_graph(self, session: Any) -> None:
@@ -223,13 +238,20 @@ class Session:
     def _probe(self, session: Any, provider: Provider) -> None:
         """One decode step, since a provider can accept a graph and fail when it runs. Raises ProviderError."""
         self._ort, self.provider = session, provider
-        self._inputs = {entry.name for entry in session.get_inputs()}
         try:
             logits = self.forward([0], self.new_cache(max_length=8))
         except Exception as error:  # noqa: BLE001 - as above
             raise ProviderError(f"--provider {provider.name}", f"a probe step failed ({error})") from None
         if not np.isfinite(logits).all():
             raise ProviderError(f"--provider {provider.name}", "a probe step gave logits that are not finite")
+
+
+def _with_row_count(io: GraphIO, defaulted: Sequence[Any]) -> GraphIO:
+    """`io` with the input that counts rows of logits, if it is among the graph's inputs with a default."""
+    for entry in defaulted:
+        if entry.name in ROW_COUNTS:
+            return replace(io, rows=Scalar(entry.name, len(entry.shape)))
+    return io
 
 
 def load(path: str | Path, *, provider: str = "auto", threads: int | None = None) -> Session:

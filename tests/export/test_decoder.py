@@ -49,6 +49,26 @@ def test_the_interface_is_the_ecosystems(make_file: MakeFile, tmp_path: Path) ->
     }
 
 
+def test_the_count_of_rows_has_a_default_that_means_all(make_file: MakeFile, tmp_path: Path) -> None:
+    """So that other programs, which do not know the input, run the file."""
+    run = session(saved(make_file().save(tmp_path), tmp_path))
+    assert [(entry.name, entry.shape) for entry in run.get_overridable_initializers()] == [
+        ("num_logits_to_keep", [1])
+    ]
+    feeds: dict[str, Any] = {
+        entry.name: np.zeros((1, 2, 4, 8), np.float32)
+        for entry in run.get_inputs()
+        if entry.name.startswith("past")
+    }
+    feeds |= {name: np.array([[3, 1, 2]]) for name in ("input_ids", "position_ids")}
+    feeds["attention_mask"] = np.ones((1, 3), np.int64)
+    (everything,) = run.run(["logits"], feeds)
+    assert everything.shape == (1, 3, 11)
+    for rows in (0, 1, 2, 3, 9):
+        (last,) = run.run(["logits"], feeds | {"num_logits_to_keep": np.array([rows])})
+        np.testing.assert_allclose(last, everything[:, -rows:], rtol=0, atol=1e-5)
+
+
 def test_the_file_passes_the_onnx_checker(make_file: MakeFile, tmp_path: Path) -> None:
     graph = saved(make_file().save(tmp_path), tmp_path)
     onnx.checker.check_model(str(graph))

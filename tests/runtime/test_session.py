@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -121,6 +121,28 @@ def test_a_growing_cache_gives_the_same_logits(session: Session) -> None:
     assert difference(feed(session, IDS[:400], [400]), logits) < 1e-4
 
 
+@pytest.mark.parametrize("known", [0, 3, 290, 300])
+@pytest.mark.parametrize("rows", [1, 2, 9, 60])
+def test_the_last_rows_are_those_of_a_forward(session: Session, known: int, rows: int) -> None:
+    """Also where they begin in one chunk and end in the next, and where the cache holds more than may be kept."""
+    whole = feed(session, IDS[:300], [300])
+    cache = session.new_cache()
+    if known:
+        session.prefill(IDS[:known], cache)
+    found = session.prefill_rows(IDS[:300], cache, rows)
+    assert found.shape == (rows, 256)
+    assert cache.ids == IDS[:300]
+    assert difference(whole[-rows:], found) < 1e-4
+
+
+@pytest.mark.parametrize("rows", [0, 6])
+def test_rows_that_cannot_be_are_refused(session: Session, rows: int) -> None:
+    cache = session.new_cache()
+    with pytest.raises(ValueError, match=rf"prefill of 5 ids cannot give logits for {rows}"):
+        session.prefill_rows(IDS[:5], cache, rows)
+    assert cache.ids == []
+
+
 def test_preallocated_buffers_never_move(session: Session) -> None:
     cache = session.new_cache()
     before = dict(cache.buffers)
@@ -133,14 +155,14 @@ def test_preallocated_buffers_never_move(session: Session) -> None:
 
 def test_prefill_feeds_only_what_is_new(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     fed: list[int] = []
-    forward = session.forward
-
-    def recorded(ids: list[int], cache: KVCache) -> NDArray[np.float32]:
-        fed.append(len(ids))
-        return forward(ids, cache)
-
-    monkeypatch.setattr(session, "forward", recorded)
     cache = session.new_cache()
+    keep = cache.keep
+
+    def recorded(ids: Sequence[int]) -> None:
+        fed.append(len(ids))
+        keep(ids)
+
+    monkeypatch.setattr(cache, "keep", recorded)
     first = session.prefill(IDS[:300], cache)
     assert sum(fed) == 300
     assert max(fed) <= 256, "a long prompt goes in chunks"
