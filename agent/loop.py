@@ -70,7 +70,8 @@ class Agent:
     further calls of that tool. With
     `constrain` (the default) a grammar made of the tools' schemas admits only calls and answers. A `cache`
     of the session may be given, from an earlier agent say: what both conversations begin with is not fed
-    again. `dialect` names another than the model's own ("posttrainllm", "chat_template"). Raises
+    again. `dialect` names another than the model's own ("posttrainllm", "chat_template"). `drafts` saves forwards
+    where the reply repeats what the conversation holds (`runtime/drafts.py`); the reply is the same without. Raises
     ToolFileError if a schema cannot be compiled, ContextFullError if the system prompt does not fit,
     ChatTemplateError (also while it runs) for a template that fails, BundleError for a model without one.
     One thread at a time.
@@ -91,12 +92,14 @@ class Agent:
         preallocate: bool = True,
         cache: KVCache | None = None,
         dialect: str | None = None,
+        drafts: bool = True,
     ) -> None:
         self.session = session
         self.tools = {tool.name: tool for tool in tools}
         self.dialect = open_dialect(session, header, tools, dialect)
         self.conversation = Conversation()
         self.cache = session.new_cache(preallocate=preallocate) if cache is None else cache
+        self._drafter = session.new_drafter() if drafts else None
         self._backend = backend
         self._sampler = sampler or Sampler()
         self._limits = limits or Limits()
@@ -186,6 +189,7 @@ class Agent:
             matcher=matcher,
             stop=() if matcher else self.dialect.stop,
             stop_ids=self.dialect.stop_ids,
+            drafter=self._drafter,
         )
         for step in steps:
             output.steps.append(step)

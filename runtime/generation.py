@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from .drafts import Drafter
 from .grammar import Matcher
 from .kv_cache import KVCache
 from .sampler import Sampler
@@ -44,12 +45,14 @@ def generate(
     matcher: Matcher | None = None,
     stop: Sequence[int] = (),
     stop_ids: Collection[int] = (),
+    drafter: Drafter | None = None,
 ) -> Iterator[Step]:
     """Steps that follow `prompt` (all ids of the conversation so far, not only the new ones).
 
     `cache` may hold any of it: the common prefix is kept, the rest fed. After the last step `cache` holds
     a prefix of prompt + output (a final id that was not fed yet is fed by the next call). At most
-    `max_tokens` ids are sampled; forced ids do not count and ride along with the next forward. `stop` is an
+    `max_tokens` ids are sampled; forced ids do not count and ride along with the next forward. So do the guesses of
+    a `drafter`, which save a forward for each one that comes true and change nothing else. `stop` is an
     id sequence that ends the output (it is part of the output), and so does any one of `stop_ids`. Greedy without
     a `sampler`.
 
@@ -62,26 +65,93 @@ def generate(
     context = list(prompt)
     output = _Output(Detokenizer(session.tokenizer), list(stop), frozenset(stop_ids))
     sampled = 0
+    draft = _Draft(drafter, matcher)
     batch = [Step(token, "", forced=True) for token in matcher.force()] if matcher else []
-    while True:
-        context += [step.id for step in batch]
-        reason = None
-        if output.ends_with_stop(batch) or (matcher and matcher.finished):
-            reason = "stop"
-        elif sampled >= max_tokens:
-            reason = "length"
-        elif len(context) > len(prompt) and len(context) >= cache.max_length:
-            reason = "context"
-        yield from output.push(batch, reason)
-        if reason:
-            return
-        logits = session.prefill(context, cache)
-        token = sampler.sample(_masked(logits, known, matcher))
-        sampled += 1
-        batch = [Step(token, "", forced=False)]
-        if matcher:
+    try:
+        while True:
+            context += [step.id for step in batch]
+            reason = None
+            if output.ends_with_stop(batch) or (matcher and matcher.finished):
+                reason = "stop"
+            elif sampled >= max_tokens:
+                reason = "length"
+            elif len(context) > len(prompt) and len(context) >= cache.max_length:
+                reason = "context"
+            yield from output.push(batch, reason)
+            if reason:
+                return
+            if not draft.followed_by([step.id for step in batch]):
+                ids = draft.make(context, cache.max_length - len(context))
+                draft.rows = (
+                    session.prefill_rows([*context, *ids], cache, len(ids) + 1)
+                    if ids
+                    else session.prefill(context, cache)[None]
+                )
+            token = sampler.sample(_masked(draft.row, known, matcher))
+            sampled += 1
+            batch = [Step(token, "", forced=False)]
+            if matcher:
+                matcher.accept(token)
+                batch += [Step(token, "", forced=True) for token in matcher.force()]
+    finally:
+        if drafter:
+            cache.rewind(cache.common_prefix(context))  # guesses that did not come true
+
+
+class _Draft:
+    """Guesses that were fed behind the context, the logits there, and how far the output has followed them."""
+
+    def __init__(self, drafter: Drafter | None, matcher: Matcher | None) -> None:
+        self._drafter = drafter
+        self._matcher = matcher
+        self._ids: list[int] = []
+        self._guessed: list[bool] = []  # the others are what the grammar forces after a guess
+        self._followed = 0
+        self.rows: NDArray[np.float32] | None = None
+
+    @property
+    def row(self) -> NDArray[np.float32]:
+        """Logits [V] that choose the next id."""
+        assert self.rows is not None
+        found: NDArray[np.float32] = self.rows[self._followed]
+        return found
+
+    def followed_by(self, ids: list[int]) -> bool:
+        """Whether the next `ids` of the output are those of the draft, so that `row` needs no run."""
+        if self.rows is None or ids != self._ids[self._followed : self._followed + len(ids)]:
+            return False
+        self._followed += len(ids)
+        return True
+
+    def make(self, context: list[int], limit: int) -> list[int]:
+        """At most `limit` new ids: what the drafter proposes, as far as the grammar admits it, and what that forces."""
+        if self._drafter is None:
+            return []
+        if self._ids:
+            self._drafter.learn(sum(self._guessed), sum(self._guessed[: self._followed]))
+        self._ids, self._guessed, self._followed = [], [], 0
+        proposed = self._drafter.propose(context) if limit > 0 else []
+        if self._matcher is None:
+            self._add(proposed, guessed=True)
+        elif proposed:
+            self._follow(self._matcher.copy(), proposed)
+        del self._ids[max(limit, 0) :], self._guessed[max(limit, 0) :]
+        return self._ids
+
+    def _follow(self, matcher: Matcher, proposed: list[int]) -> None:
+        while proposed and matcher.admits(proposed[0]):
+            token, *proposed = proposed
             matcher.accept(token)
-            batch += [Step(token, "", forced=True) for token in matcher.force()]
+            self._add([token], guessed=True)
+            forced = matcher.force()
+            self._add(forced, guessed=False)
+            if proposed[: len(forced)] != forced[: len(proposed)]:
+                return
+            proposed = proposed[len(forced) :]
+
+    def _add(self, ids: list[int], *, guessed: bool) -> None:
+        self._ids += ids
+        self._guessed += [guessed] * len(ids)
 
 
 def _masked(logits: NDArray[np.float32], known: int, matcher: Matcher | None) -> NDArray[np.float32]:

@@ -80,6 +80,14 @@ class Matcher:
         if not self._matcher.consume_token(token):
             raise ValueError(f"id {token} does not fit the grammar: {self._matcher.get_error()}")
 
+    def admits(self, token: int) -> bool:
+        """Whether `token` may come next."""
+        return not self.finished and token < self._known and self._matcher.validate_tokens([token]) == 1
+
+    def copy(self) -> Matcher:
+        """A matcher of its own in the same state."""
+        return Matcher(self._matcher.deep_copy(), self._width, self._known, self._spell)
+
     def force(self) -> list[int]:
         """The ids that the grammar leaves no choice about, accepted; empty where there is a choice."""
         forced: list[int] = []

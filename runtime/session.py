@@ -18,6 +18,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from .bundle import Bundle
+from .drafts import Drafter, PromptLookup
 from .errors import BundleError, ProviderError
 from .foreign import open_model_folder
 from .graph_io import ROW_COUNTS, GraphIO, Scalar, bundle_io
@@ -69,6 +70,15 @@ class Session:
             preallocate=preallocate,
             owner=self,
         )
+
+    def new_drafter(self) -> Drafter | None:
+        """Guesses for `generate`; None where checking them does not pay.
+
+        It takes logits of several rows from one run, and a cache that forgets wrong guesses for nothing.
+        """
+        if self.io.one_row or self.manifest.kv.style != "shared":
+            return None
+        return PromptLookup(self.manifest.precision)
 
     def forward(self, ids: Sequence[int], cache: KVCache) -> NDArray[np.float32]:
         """Append `ids` to `cache`; logits [len(ids), V] float32, row i predicting what follows ids[i].

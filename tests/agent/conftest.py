@@ -38,6 +38,9 @@ class ScriptedSession:
             layout, max_length=self.context_length, device="cpu", preallocate=preallocate, owner=self
         )
 
+    def new_drafter(self) -> None:
+        return None
+
     def prefill(self, ids: list[int], cache: KVCache) -> NDArray[np.float32]:
         cache.reserve(len(ids))
         cache.ids[:] = ids

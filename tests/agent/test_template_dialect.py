@@ -85,6 +85,9 @@ class TemplateSession:
             layout, max_length=self.context_length, device="cpu", preallocate=preallocate, owner=self
         )
 
+    def new_drafter(self) -> None:
+        return None
+
     def prefill(self, ids: list[int], cache: KVCache) -> NDArray[np.float32]:
         known = cache.common_prefix(ids)
         cache.rewind(min(known, len(ids) - 1))
