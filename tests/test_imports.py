@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 ALLOWED = {
     "runtime": {"runtime"},
     "agent": {"agent", "runtime"},
-    "export": {"export", "runtime.bundle", "runtime.errors"},
+    "export": {"export", "runtime.bundle", "runtime.errors", "runtime.threads"},
     "cli": {"cli", "agent", "export", "runtime", "package"},
 }
 FORBIDDEN = {

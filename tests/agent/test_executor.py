@@ -452,7 +452,7 @@ def test_a_timeout_returns_what_was_printed_and_says_so() -> None:
 def test_a_timeout_is_sigterm_first_and_sigkill_after() -> None:
     polite = run("trap 'echo bye; exit' TERM; while :; do sleep 0.05; done", CommandBackend(timeout_s=2))
     assert polite.stdout == "bye\n"
-    stubborn = run("trap '' TERM; echo $$; while :; do sleep 0.05; done", CommandBackend(timeout_s=0.3))
+    stubborn = run("trap '' TERM; echo $$; while :; do sleep 0.05; done", CommandBackend(timeout_s=2))
     assert stubborn.timed_out
     assert gone(pids_of(stubborn)[0])
 

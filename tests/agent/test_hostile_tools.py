@@ -129,7 +129,7 @@ def test_a_fork_storm_that_leaves_its_group(play: Play, marker: str) -> None:
 def test_ten_gigabytes_of_output(play: Play) -> None:
     event = play("head -c 10737418240 /dev/zero | tr '\\0' x")
     assert event.truncated is not None
-    assert event.truncated > 50_000_000
+    assert event.truncated > 10_000_000
     assert event.stdout.startswith("xxxx")
     assert len(event.stdout) < 9000
 
