@@ -14,9 +14,13 @@ from .chat_format import IdSpan
 
 @dataclass
 class Conversation:
-    """Append-only spans, except for `take_back`."""
+    """Append-only spans, except for what `cut` and `replace` do.
+
+    `segment` counts how often ids that stood here made way for others: within one segment ids are only appended.
+    """
 
     spans: list[IdSpan] = field(default_factory=list)
+    segment: int = 0
 
     @property
     def ids(self) -> list[int]:
@@ -32,6 +36,9 @@ class Conversation:
 
     def cut(self, length: int) -> None:
         """Forget all ids behind the first `length`. A span that is cut is replaced, not changed."""
+        if length >= len(self):
+            return
+        self.segment += 1
         kept: list[IdSpan] = []
         for span in self.spans:
             ids = span.ids[: max(length, 0)]
@@ -40,6 +47,7 @@ class Conversation:
             length -= len(span.ids)
         self.spans[:] = kept
 
-    def take_back(self, count: int) -> None:
-        """Forget all spans behind the first `count`."""
-        del self.spans[count:]
+    def replace(self, spans: Iterable[IdSpan]) -> None:
+        """Forget all ids, and begin a segment with `spans`."""
+        self.spans[:] = [span for span in spans if span.ids]
+        self.segment += 1

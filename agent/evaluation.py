@@ -22,6 +22,7 @@ from ..runtime.kv_cache import KVCache
 from ..runtime.sampler import Sampler
 from ..runtime.session import Session
 from .chat_format import DEFAULT_HEADER
+from .context_plan import Policy
 from .eval_tasks import ExpectedCall, Task, write_files
 from .events import AnswerEvent, Assistant, Event, Stop, ToolCallEvent
 from .executor import CommandBackend
@@ -41,6 +42,7 @@ class Settings:
     constrain: bool = True
     preallocate: bool = True
     dialect: str | None = None  # None: the model's own
+    context_policy: Policy = "evict"
     backend: Callable[[Path], ToolBackend] = lambda folder: CommandBackend(cwd=folder)
 
 
@@ -128,6 +130,7 @@ def _run(
             constrain=settings.constrain,
             cache=cache,
             dialect=settings.dialect,
+            context_policy=settings.context_policy,
         )
     except ContextFullError as error:
         raise InputError(task.where, f"the system prompt does not fit: {error}") from None

@@ -102,6 +102,22 @@ class ToolResultEvent(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ContextEvent(Event):
+    """The context was full, and something left it for what is said next.
+
+    dropped_turns: the user turns of which something left; dropped_tokens: by how many ids; shortened: bytes cut out of the
+    result. held_tokens of `limit` are held now.
+    """
+
+    type = "context"
+    dropped_turns: list[int]
+    dropped_tokens: int
+    held_tokens: int
+    limit: int
+    shortened: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class AnswerEvent(Event):
     """The turn's answer; `fallback` when raw text had to stand in for one."""
 

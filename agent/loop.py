@@ -23,8 +23,9 @@ from ..runtime.tokenizer import decode
 from . import events
 from .arguments import check_arguments, problem_result, unknown_tool_result
 from .chat_format import DEFAULT_HEADER, IdSpan
+from .context_plan import Admitted, ContextPlan, NoRoomError, Policy, ResultTurn, UserTurn
 from .conversation import Conversation
-from .dialect import Update, open_dialect
+from .dialect import open_dialect
 from .reply import Answer, Call, Malformed, Reply
 from .tools import Tool, ToolBackend, ToolResult
 
@@ -71,7 +72,8 @@ class Agent:
     `constrain` (the default) a grammar made of the tools' schemas admits only calls and answers. A `cache`
     of the session may be given, from an earlier agent say: what both conversations begin with is not fed
     again. `dialect` names another than the model's own ("posttrainllm", "chat_template"). `drafts` saves forwards
-    where the reply repeats what the conversation holds (`runtime/drafts.py`); the reply is the same without. Raises
+    where the reply repeats what the conversation holds (`runtime/drafts.py`); the reply is the same without.
+    `context_policy` says whether old exchanges leave a full context ("evict") or the turn ends ("stop"). Raises
     ToolFileError if a schema cannot be compiled, ContextFullError if the system prompt does not fit,
     ChatTemplateError (also while it runs) for a template that fails, BundleError for a model without one.
     One thread at a time.
@@ -93,11 +95,11 @@ class Agent:
         cache: KVCache | None = None,
         dialect: str | None = None,
         drafts: bool = True,
+        context_policy: Policy = "evict",
     ) -> None:
         self.session = session
         self.tools = {tool.name: tool for tool in tools}
         self.dialect = open_dialect(session, header, tools, dialect)
-        self.conversation = Conversation()
         self.cache = session.new_cache(preallocate=preallocate) if cache is None else cache
         self._drafter = session.new_drafter() if drafts else None
         self._backend = backend
@@ -109,8 +111,15 @@ class Agent:
         grammar = self.dialect.grammar
         self._grammars = (grammar(answer_only=False), grammar(answer_only=True)) if constrain else None
         self._turn = -1
-        self.conversation.extend(self.dialect.opening())
+        self._plan = ContextPlan(
+            self.dialect, limit=self.cache.max_length, reserve=self._limits.max_tokens, policy=context_policy
+        )
         self._check_room(len(tools))
+
+    @property
+    def conversation(self) -> Conversation:
+        """All ids so far."""
+        return self._plan.conversation
 
     def _check_room(self, tools: int) -> None:
         found, limit = len(self.conversation), self.cache.max_length
@@ -126,14 +135,13 @@ class Agent:
     def run(self, text: str) -> Generator[events.Event, None, None]:
         """The events of one user turn; the last is an Answer or a Stop. Closing it takes the turn back."""
         self._turn += 1
-        before, mark = list(self.conversation.spans), self.dialect.mark()
+        mark = self._plan.mark()
         try:
             yield from self._run(text)
         except _Ended as end:
             yield events.Stop(**self._stamp(), reason=end.reason, detail=end.detail)
         except BaseException:  # Ctrl-C, a closed generator, a fault: no half turn stays behind
-            self.conversation.spans[:] = before
-            self.dialect.restore(mark)
+            self._plan.restore(mark)
             raise
 
     def interrupted(self) -> events.Stop:
@@ -141,9 +149,9 @@ class Agent:
         return events.Stop(**self._stamp(), reason="interrupted", detail="the turn was taken back")
 
     def _run(self, text: str) -> Iterator[events.Event]:
-        update = self.dialect.user(self.conversation, text)
-        self._admit(update)
-        yield events.User(**self._stamp(), text=text, escaped=update.escaped or None)
+        admitted = self._admit(UserTurn(self._turn, text))
+        yield events.User(**self._stamp(), text=text, escaped=admitted.update.escaped or None)
+        yield from self._left(admitted)
         retried = False
         repeated = _Repeated()
         calls = 0
@@ -205,7 +213,7 @@ class Agent:
             output.reply = scanner.push("") or scanner.finish(ended=output.stop == "stop")
         elif output.stop == "stop":
             output.reply = self.dialect.read(self._raw(output))
-        self.dialect.heard(self.conversation.spans[before:], self._raw(output))
+        self._plan.heard(self._turn, self.conversation.spans[before:], self._raw(output))
 
     def _without_reply(self, output: _Output) -> events.Event:
         """How a turn ends when a step gave neither a call nor an answer."""
@@ -246,7 +254,7 @@ class Agent:
 
     def _show(self, result: ToolResult, arguments: object) -> Iterator[events.Event]:
         """Report a result and append it for the model. Raises _Ended if it does not fit."""
-        update = self.dialect.result(self.conversation, result)
+        escaped = self.dialect.result(self.conversation, result).escaped
         yield events.ToolCallEvent(
             **self._stamp(),
             tool=result.tool,
@@ -258,15 +266,18 @@ class Agent:
             timed_out=result.timed_out or None,
             truncated=result.truncated or None,
             replaced=result.replaced or None,
-            escaped=update.escaped or None,
+            escaped=escaped or None,
         )
-        self._admit(update)
+        admitted = self._admit(ResultTurn(self._turn, result))
+        yield from self._left(admitted)
+        assert isinstance(admitted.turn, ResultTurn)
+        shown = admitted.turn.result
         yield events.ToolResultEvent(
             **self._stamp(),
-            tool=result.tool,
-            stdout=result.stdout,
-            stderr=result.stderr,
-            exit_code=result.exit_code,
+            tool=shown.tool,
+            stdout=shown.stdout,
+            stderr=shown.stderr,
+            exit_code=shown.exit_code,
         )
 
     def _unparsed(self, reply: Malformed, output: _Output) -> ToolResult:
@@ -275,19 +286,23 @@ class Agent:
             problem = f"truncated: only {self._limits.max_tokens} sampled ids are allowed (--max-tokens)"
         return ToolResult("", "", f"your reply was not understood: {problem}", 2)
 
-    def _admit(self, update: Update) -> None:
-        """Append what fits together with room for a step. Raises _Ended, and changes nothing, if it does not."""
-        count = sum(len(span.ids) for span in update.spans)
-        needed = update.keep + count + self._limits.max_tokens
-        if needed > self.cache.max_length:
-            raise _Ended(
-                "context",
-                f"{update.keep} ids held + {count} new + {self._limits.max_tokens} for the reply "
-                f"do not fit in {self.cache.max_length}",
+    def _admit(self, turn: UserTurn | ResultTurn) -> Admitted:
+        try:
+            return self._plan.admit(turn)
+        except NoRoomError as error:
+            raise _Ended("context", str(error)) from None
+
+    def _left(self, admitted: Admitted) -> Iterator[events.Event]:
+        """What had to leave for a turn, where something had to."""
+        if admitted.dropped_turns or admitted.shortened:
+            yield events.ContextEvent(
+                **self._stamp(),
+                dropped_turns=list(admitted.dropped_turns),
+                dropped_tokens=admitted.dropped_tokens,
+                shortened=admitted.shortened or None,
+                held_tokens=len(self.conversation),
+                limit=self.cache.max_length,
             )
-        self.conversation.cut(update.keep)
-        self.conversation.extend(update.spans)
-        self.dialect.commit(update)
 
     def _append_ids(self, origin: Literal["sampled", "forced"], ids: list[int]) -> None:
         last = self.conversation.spans[-1]

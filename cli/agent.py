@@ -86,6 +86,7 @@ def _agent(options: AgentOptions) -> "Agent":
             approve_all=options.confirm_tools,
             preallocate=not options.no_kv_preallocate,
             dialect=options.dialect,
+            context_policy=options.policy,
         )
     threads = f"{session.threads} thread{'s' if session.threads != 1 else ''}"
     print(

@@ -124,6 +124,7 @@ def _settings(options: EvalOptions, sandbox: "Optional[Sandbox]") -> "Settings":
         constrain=not options.no_constrain,
         preallocate=not options.no_kv_preallocate,
         dialect=options.dialect,
+        context_policy=options.policy,
         backend=lambda folder: options.backend(sandbox, folder, [folder]),  # the task's own may be written
     )
 

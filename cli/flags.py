@@ -9,10 +9,12 @@ from .options import option
 from .tool_flags import ToolOptions, at_least
 
 if TYPE_CHECKING:
+    from ..agent.context_plan import Policy
     from ..agent.loop import Limits
     from ..runtime.sampler import Sampler
 
 DIALECTS = ("posttrainllm", "chat_template")
+POLICIES = ("evict", "stop")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +45,11 @@ class LoopOptions(SamplingOptions, ToolOptions):
     )
     max_steps: int = option(8, "tool calls per user turn (default 8)", metavar="N")
     max_tokens: int = option(256, "sampled ids per assistant step (default 256)", metavar="N")
+    context_policy: str = option(
+        "evict",
+        "when the context is full: evict (old exchanges leave, and an event says so; default) or stop",
+        metavar="NAME",
+    )
     no_constrain: bool = option(False, "decode without the grammar of calls and answers")
     no_kv_preallocate: bool = option(
         False, "grow the KV buffers on demand instead of allocating the context at once"
@@ -54,6 +61,10 @@ class LoopOptions(SamplingOptions, ToolOptions):
         at_least("--max-tokens", self.max_tokens, 1)
         if self.dialect not in (None, *DIALECTS):
             raise UsageError(f"--dialect {self.dialect}", "no such dialect", " or ".join(DIALECTS))
+        if self.context_policy not in POLICIES:
+            raise UsageError(
+                f"--context-policy {self.context_policy}", "no such policy", " or ".join(POLICIES)
+            )
         self.check_tools()
 
     @property
@@ -62,6 +73,11 @@ class LoopOptions(SamplingOptions, ToolOptions):
         from ..agent.chat_format import DEFAULT_HEADER
 
         return DEFAULT_HEADER if self.system is None else self.system
+
+    @property
+    def policy(self) -> "Policy":
+        """What happens when the context is full."""
+        return "stop" if self.context_policy == "stop" else "evict"
 
     @property
     def limits(self) -> "Limits":

@@ -54,6 +54,8 @@ class Printer:
                 self._cut = ", cut off (--max-tokens raises the limit)" if event.stop == "length" else ""
             case events.ToolCallEvent():
                 self._show_call(event)
+            case events.ContextEvent():
+                self._show_context(event)
             case events.AnswerEvent():
                 if not self._end_streamed_line():
                     print(self._prompt + printable(event.text, sys.stdout))
@@ -75,6 +77,15 @@ class Printer:
         arguments = json.dumps(event.arguments, ensure_ascii=False)
         ended = "timed out" if event.timed_out else f"exit {event.exit_code}"
         _tell(f"agent: {event.tool} {arguments} ({ended}, {event.duration_sec:.2f} s)")
+
+    def _show_context(self, event: events.ContextEvent) -> None:
+        what = []
+        if event.dropped_turns:
+            turns = ", ".join(str(turn + 1) for turn in event.dropped_turns)
+            what.append(f"{event.dropped_tokens} tokens of user turn {turns} left it")
+        if event.shortened:
+            what.append(f"{event.shortened} bytes were cut out of the result")
+        _tell(f"agent: the context of {event.limit} tokens was full: {', '.join(what)}")
 
     def _end_streamed_line(self) -> bool:
         """End the line of an answer that was streamed; whether there was one."""
