@@ -31,6 +31,7 @@ COMMANDS = (
     Command("inspect", "inspect", "print what a checkpoint or a bundle holds"),
     Command("models", "model_list", "list the models that are here; remove exported ones"),
     Command("eval", "eval", "run tasks through an agent and count what is right"),
+    Command("bench", "bench", "measure how fast a model runs here"),
     Command("doctor", "doctor", "try out on this machine what is promised"),
 )
 

@@ -21,12 +21,12 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None] | None]:
 
 
 @contextmanager
-def spinner(text: str) -> Iterator[None]:
-    """A spinner on stderr for the length of the block, on a terminal."""
+def spinner(text: str) -> Iterator[Callable[[str], None]]:
+    """A spinner on stderr for the length of the block, on a terminal; what it gives changes the text."""
     if not sys.stderr.isatty():
-        yield
+        yield lambda text: None
         return
     from rich.console import Console
 
-    with Console(stderr=True).status(text):
-        yield
+    with Console(stderr=True).status(text) as status:
+        yield status.update

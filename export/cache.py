@@ -1,6 +1,6 @@
 """A checkpoint exported once per content, in the user's cache folder.
 
-    <cache>/hashes/<hash of the path>.json    content hash of a source, by path, size, mtime and inode
+    <cache>/hashes/<hash of the path>.json    content hash of a source's file, by path, size, mtime and inode
     <cache>/bundles/<key>/                    the bundle; the key covers the source, its tokenizer, our version
 
 So a start never re-reads gigabytes, a changed file is noticed, and eight first starts at once export once.
@@ -25,7 +25,8 @@ from .precision import default_precision
 from .tokenizer_source import resolve_tokenizer
 
 # Raise it when the same source would give another bundle.
-EXPORTER_VERSION = 1
+EXPORTER_VERSION = 2
+_SOURCE_FILES = (".json", ".jinja", ".model", ".safetensors")  # of a Hugging Face folder
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,9 @@ def cache_folder() -> Path:
     return user_cache_path("posttrainllm", appauthor=False)
 
 
-def cached_export(source: Path, *, progress: Progress | None = None, repair: bool = False) -> CachedExport:
+def cached_export(
+    source: Path, *, flavour: str = FLAVOUR, progress: Progress | None = None, repair: bool = False
+) -> CachedExport:
     """The bundle of checkpoint `source`, exported now unless it was before. Raises as `export` does.
 
     With `repair` the bundle's files are hashed, and a damaged one is exported again: for a caller whom it
@@ -57,7 +60,7 @@ def cached_export(source: Path, *, progress: Progress | None = None, repair: boo
     with open_checkpoint(source) as checkpoint:
         words = resolve_tokenizer(checkpoint, None)
         warnings = checkpoint.warnings + words.warnings
-        precision = default_precision(checkpoint)
+        precision = default_precision(checkpoint) if flavour == FLAVOUR else "fp32"
     try:
         for part in ("hashes", "bundles"):
             (folder / part).mkdir(parents=True, exist_ok=True)
@@ -66,7 +69,7 @@ def cached_export(source: Path, *, progress: Progress | None = None, repair: boo
             words.info.kind,
             words.info.fingerprint,
             words.end_of_turn_ids,
-            FLAVOUR,
+            flavour,
             precision,
             FORMAT_VERSION,
             EXPORTER_VERSION,
@@ -75,7 +78,8 @@ def cached_export(source: Path, *, progress: Progress | None = None, repair: boo
         out = folder / "bundles" / key
         if not repair and _is_good(out):
             return CachedExport(out, warnings, fresh=False)
-        return CachedExport(out, warnings, fresh=_export_once(source, out, progress, verify=repair))
+        made = _export_once(source, out, flavour, progress, verify=repair)
+        return CachedExport(out, warnings, fresh=made)
     except OSError as error:
         raise UsageError(
             folder,
@@ -110,7 +114,14 @@ def remove_cached(bundle: Path) -> None:
 
 
 def content_hash(source: Path, memory: Path) -> str:
-    """SHA-256 of `source`, remembered in the folder `memory` for as long as the file's stat is the same."""
+    """SHA-256 of `source`, remembered in the folder `memory` for as long as the file's stat is the same.
+
+    Of a folder: of the names and hashes of its files that an export may read.
+    """
+    if source.is_dir():
+        files = [file for file in sorted(source.iterdir()) if file.suffix in _SOURCE_FILES and file.is_file()]
+        found = [(file.name, content_hash(file, memory)) for file in files]
+        return hashlib.sha256(json.dumps(found).encode()).hexdigest()
     try:
         stat = source.stat()
     except OSError as error:
@@ -140,7 +151,7 @@ def _is_good(out: Path, *, verify: bool = False) -> bool:
     return True
 
 
-def _export_once(source: Path, out: Path, progress: Progress | None, *, verify: bool) -> bool:
+def _export_once(source: Path, out: Path, flavour: str, progress: Progress | None, *, verify: bool) -> bool:
     """Export unless another process does so first; whether it was us."""
     from filelock import FileLock
 
@@ -151,5 +162,5 @@ def _export_once(source: Path, out: Path, progress: Progress | None, *, verify: 
             shutil.rmtree(leftover, ignore_errors=True)
         if out.exists() and not is_bundle(out):
             shutil.rmtree(out)  # what stands there is damaged, and it was ours
-        export(source, out, force=True, progress=progress)
+        export(source, out, flavour=flavour, force=True, progress=progress)
         return True

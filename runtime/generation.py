@@ -5,7 +5,7 @@ Knows ids, text and grammars; knows nothing of turns or tools. The caller joins,
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -46,7 +46,7 @@ def generate(
     stop: Sequence[int] = (),
     stop_ids: Collection[int] = (),
     drafter: Drafter | None = None,
-) -> Iterator[Step]:
+) -> Generator[Step, None, None]:
     """Steps that follow `prompt` (all ids of the conversation so far, not only the new ones).
 
     `cache` may hold any of it: the common prefix is kept, the rest fed. After the last step `cache` holds

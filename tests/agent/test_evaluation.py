@@ -21,7 +21,7 @@ from posttrainllm.agent.evaluation import (
 )
 from posttrainllm.agent.loop import Limits
 from posttrainllm.agent.tools import FunctionBackend, HandlerRegistry, Tool
-from posttrainllm.runtime import Session, load
+from posttrainllm.runtime import KVCache, Session, load
 from posttrainllm.runtime.errors import InputError
 from posttrainllm.runtime.tokenizer import decode
 
@@ -242,13 +242,13 @@ def session(make_bundle: Callable[..., Path]) -> Session:
 
 def test_the_system_prompt_is_fed_once(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     fed: list[int] = []
-    forward = Session.forward
+    keep = KVCache.keep
 
-    def counted(self: Session, ids: Any, cache: Any) -> Any:
+    def counted(self: KVCache, ids: Any) -> None:
         fed.append(len(ids))
-        return forward(self, ids, cache)
+        keep(self, ids)
 
-    monkeypatch.setattr(Session, "forward", counted)
+    monkeypatch.setattr(KVCache, "keep", counted)
     counts = []
     tasks = [task(id=name, prompt=name) for name in ("one", "two")]
     for _ in evaluate(session, TOOLS, tasks, Settings(backend=functions, limits=Limits(0, 1))):
