@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..runtime.bundle import (
-    FLAVOURS,
     GRAPH,
     WEIGHTS,
     KVLayout,
@@ -20,7 +19,7 @@ from ..runtime.bundle import (
     seal,
     staged_bundle,
 )
-from ..runtime.errors import CheckFailedError, MissingExtraError, UsageError
+from ..runtime.errors import CheckFailedError, MissingExtraError, UnknownArchitectureError, UsageError
 from . import genai_config
 from .checkpoint import Checkpoint, open_checkpoint
 from .precision import Recipe, block_source, default_precision, parse_precision
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from .parity import ParityReport
 
 FLAVOUR = "fused"
+GRAPHS = (FLAVOUR, "standard")  # the flavours that --graph chooses from
 Progress = Callable[[str, int, int], None]
 
 
@@ -68,14 +68,29 @@ def export(
     record tells what the precision costs on it. `flavour` is "fused" (ONNX Runtime's own operators, keys and values
     appended in place) or "standard" (ai.onnx operators only, fp32). Weights are streamed.
     `progress(stage, done, total)` is called along the way. Raises UsageError for `out`, `flavour` and `precision`,
-    CheckpointError, TokenizerError, and CheckFailedError when parity does not hold.
+    CheckpointError, TokenizerError, and CheckFailedError when parity does not hold. An architecture that is not known
+    here goes through optimum (`optimum_source.py`).
     """
     _require_onnx()
     asked = _asked_precision(precision, flavour)
     refuse_existing(out, force=force)
     if out.exists() and source.resolve().is_relative_to(out.resolve()):
         raise UsageError(out, "holds the checkpoint that is exported", "another folder for --out")
-    with open_checkpoint(source, context=context) as checkpoint:
+    try:
+        opened = open_checkpoint(source, context=context)
+    except UnknownArchitectureError as unknown:
+        from .optimum_source import export_with_optimum
+
+        given = {"--precision": precision not in (None, "fp32"), "--graph": flavour != FLAVOUR}
+        given |= {"--tokenizer": tokenizer is not None, "--quality": quality is not None}
+        given |= {"--context": context is not None}
+        refused = [flag for flag, wanted in given.items() if wanted]
+        manifest = export_with_optimum(
+            source, out, unknown, refused, force=force, progress=progress or _silent
+        )
+        sizes = {name: info.nbytes for name, info in manifest.files.items()}
+        return ExportReport(out, manifest, (), sizes)
+    with opened as checkpoint:
         recipe = asked or parse_precision(default_precision(checkpoint))
         words = resolve_tokenizer(checkpoint, tokenizer)
         windows = None
@@ -111,8 +126,8 @@ def _require_onnx() -> None:
 
 def _asked_precision(precision: str | None, flavour: str) -> Recipe | None:
     """What --precision and --graph say together; None leaves the choice to the source."""
-    if flavour not in FLAVOURS:
-        raise UsageError("--graph", repr(flavour), " or ".join(FLAVOURS))
+    if flavour not in GRAPHS:
+        raise UsageError("--graph", repr(flavour), " or ".join(GRAPHS))
     if flavour == "standard" and precision is None:
         return parse_precision("fp32")
     asked = parse_precision(precision) if precision is not None else None

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..runtime.errors import CheckpointError
+from ..runtime.errors import UnknownArchitectureError
 from . import huggingface_config as describe
 from .architectures import ModelConfig, tensor_shapes
 from .config_keys import ConfigKeys
@@ -141,7 +141,9 @@ def describe_model(
     kind = keys.text("model_type")
     row = ROWS.get(kind)
     if row is None:
-        raise CheckpointError(where, f"model_type {kind[:60]!r} is not known", f"one of {', '.join(ROWS)}")
+        raise UnknownArchitectureError(
+            where, f"model_type {kind[:60]!r} is not known", f"one of {', '.join(ROWS)}"
+        )
     describe.refuse_features(keys)
     classes = keys.raw("architectures")
     if classes is not None and row.class_name not in (classes if isinstance(classes, list) else [classes]):

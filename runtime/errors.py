@@ -5,6 +5,7 @@
     │   └── ProviderError      2  an execution provider that is named and not there
     ├── InputError             3  an input file that cannot be used
     │   ├── CheckpointError    3  weights to export
+    │   │   └── UnknownArchitectureError  of an architecture that our own builder does not know
     │   ├── BundleError        3  an exported model folder
     │   ├── TokenizerError     3  a tokenizer folder or file
     │   ├── ChatTemplateError  3  a chat template, or what it refuses to render
@@ -69,6 +70,10 @@ class InputError(PosttrainError):
 
 class CheckpointError(InputError):
     """Weights that cannot be exported: damaged, foreign, inconsistent, unsupported."""
+
+
+class UnknownArchitectureError(CheckpointError):
+    """A model of an architecture that our own builder does not know."""
 
 
 class BundleError(InputError):

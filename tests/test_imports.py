@@ -14,7 +14,10 @@ ROOT = Path(__file__).parents[1]
 ALLOWED = {
     "runtime": {"runtime"},
     "agent": {"agent", "runtime"},
-    "export": {"export", "runtime.bundle", "runtime.errors", "runtime.threads"},
+    "export": {
+        "export",
+        *(f"runtime.{name}" for name in ("bundle", "errors", "foreign", "graph_io", "threads")),
+    },
     "cli": {"cli", "agent", "export", "runtime", "package"},
 }
 FORBIDDEN = {
