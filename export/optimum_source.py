@@ -184,7 +184,8 @@ def _compare(
     ids = np.random.default_rng(0).integers(0, facts["vocab_size"], count)
     cases = [case for case in parity_cases(count, facts["context_length"]) if case.first_position == 0]
     progress("checking parity", 0, len(cases))
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, local_files_only=True).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, local_files_only=True)
+    model.eval()
     with torch.no_grad():
         expected = model(torch.from_numpy(ids[None])).logits[0].numpy()
     del model

@@ -62,7 +62,8 @@ def make_source(
         ids = [*content["model"]["vocab"].values(), *(entry["id"] for entry in content["added_tokens"])]
         config = getattr(transformers, name)(vocab_size=max(ids) + 1, **SIZES[name])
         torch.manual_seed(1)
-        model = transformers.AutoModelForCausalLM.from_config(config).eval()
+        auto: Any = transformers.AutoModelForCausalLM
+        model = auto.from_config(config).eval()
         with torch.no_grad():
             for parameter in model.parameters():  # spread the logits: fresh weights are nearly equal
                 if parameter.dim() > 1:
