@@ -87,6 +87,11 @@ class ContextPlan:
         self._opening = list(self.conversation.spans)
         self._opened = self._present = dialect.mark()
 
+    @property
+    def opening(self) -> list[int]:
+        """Ids of the system prompt, which never leave."""
+        return [token for span in self._opening for token in span.ids]
+
     def admit(self, turn: UserTurn | ResultTurn) -> Admitted:
         """Append `turn`; afterwards a step has room. Raises NoRoomError, and changes nothing, if it cannot have it."""
         update = self._update(self.conversation, turn)

@@ -129,14 +129,20 @@ class Agent:
             )
 
     def prepare(self) -> None:
-        """Feed the system prompt now, so that the first turn need not wait for it."""
-        self.session.prefill(self.conversation.ids, self.cache)
+        """Feed the system prompt, if it is not in the cache yet, so that the first turn need not wait for it.
+
+        Always in chunks of its own: restored from a prompt cache it is then the same bit for bit.
+        """
+        opening = self._plan.opening
+        if self.cache.common_prefix(opening) < len(opening):
+            self.session.prefill(opening, self.cache)
 
     def run(self, text: str) -> Generator[events.Event, None, None]:
         """The events of one user turn; the last is an Answer or a Stop. Closing it takes the turn back."""
         self._turn += 1
         mark = self._plan.mark()
         try:
+            self.prepare()
             yield from self._run(text)
         except _Ended as end:
             yield events.Stop(**self._stamp(), reason=end.reason, detail=end.detail)

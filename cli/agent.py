@@ -33,6 +33,9 @@ class AgentOptions(LoopOptions):
         None, "the folder in which tools run (default: the current one)", metavar="DIR"
     )
     confirm_tools: bool = option(False, "ask before each tool call, showing the exact command")
+    prompt_cache_dir: Optional[str] = option(
+        None, "keep the system prompt's keys and values in this folder (docs/prompt-cache.md)", metavar="DIR"
+    )
     transcript: Optional[str] = option(
         None, "append the events to this file, one JSON object a line", metavar="FILE"
     )
@@ -51,6 +54,10 @@ def run(argv: list[str]) -> int:
     options.check()
     with ExitStack() as stack:
         agent = _agent(options)
+        if options.prompt_cache_dir is not None:
+            from .prompt_cache import prepare
+
+            prepare(agent, Path(options.prompt_cache_dir))
         transcript = _transcript(options, stack)
         printer = Printer(
             transcript,

@@ -30,6 +30,7 @@ COMMANDS = (
     Command("export-onnx", "export_onnx", "turn a checkpoint into an ONNX bundle"),
     Command("inspect", "inspect", "print what a checkpoint or a bundle holds"),
     Command("models", "model_list", "list the models that are here; remove exported ones"),
+    Command("cache", "prompt_cache", "list, verify, explain or remove stored system prompts"),
     Command("eval", "eval", "run tasks through an agent and count what is right"),
     Command("bench", "bench", "measure how fast a model runs here"),
     Command("doctor", "doctor", "try out on this machine what is promised"),

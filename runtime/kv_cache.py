@@ -83,6 +83,39 @@ class KVCache:
         if length > self.capacity:
             self._allocate(min(max(length, 2 * self.capacity), self.max_length))
 
+    def snapshot(self, length: int) -> list[NDArray[Any]]:
+        """Copies of key and value of each layer for the first `length` ids, [heads, length, head_dim]."""
+        if not 0 <= length <= self.length:
+            raise ValueError(f"snapshot of {length}: the cache holds {self.length} ids")
+        first = self.layout.padding
+        return [
+            self._valid(value.numpy())[:, first : first + length].copy() for value in self.buffers.values()
+        ]
+
+    def restore(self, ids: Sequence[int], values: Sequence[NDArray[Any]]) -> None:
+        """Hold `ids` and nothing else, with the `values` of a `snapshot`."""
+        self.ids.clear()
+        self.reserve(len(ids))
+        first = self.layout.padding
+        self._held = first + len(ids)
+        for value, stored in zip(self.buffers.values(), values, strict=True):
+            whole: NDArray[Any] = value.numpy()
+            valid = self._valid(whole)
+            valid[:, :first] = 0
+            valid[:, first : first + len(ids)] = stored
+            if whole.ctypes.data != value.data_ptr():  # it was a copy, of a device's memory for example
+                value.update_inplace(whole)
+        self.ids.extend(ids)
+
+    def _valid(self, whole: NDArray[Any]) -> NDArray[Any]:
+        """A view [heads, positions, head_dim] of a buffer: all of it, or the part that a growing one has filled."""
+        if not self._growing:
+            view: NDArray[Any] = whole[0]
+            return view
+        heads, size = self.layout.heads, self.layout.head_dim
+        filled: NDArray[Any] = whole.reshape(-1)[: heads * self._held * size].reshape(heads, self._held, size)
+        return filled
+
     def bind(self, session: Any, past: Sequence[str], present: Sequence[str], count: int) -> Any:
         """An IOBinding of `session` for `count` new ids: the inputs `past` and the outputs `present`, by name.
 
