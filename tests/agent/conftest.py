@@ -46,6 +46,8 @@ class ScriptedSession:
         cache.ids[:] = ids
         self.seen = decode(self.tokenizer, ids)
         turns = bytes(ids).split(TURN.encode())[1:]
+        if not turns:  # the system prompt by itself
+            return np.zeros(self.vocab_size, np.float32)
         script = self.replies[len(turns) - 1] + END.encode()
         logits = np.zeros(self.vocab_size, np.float32)
         logits[script[len(turns[-1])]] = 9

@@ -126,12 +126,15 @@ def one_by_one(session: Any, replies: list[str]) -> Any:
 
     def prefill(ids: list[int], cache: Any) -> Any:
         nonlocal said, script
-        last = bytes(ids).split(f"{MARKERS[0]}assistant\n".encode())[-1]
+        _, *turns = bytes(ids).split(f"{MARKERS[0]}assistant\n".encode())
+        cache.reserve(len(ids))
+        cache.ids[:] = ids
+        if not turns:  # the system prompt by itself
+            return np.zeros(256, np.float32)
+        last = turns[-1]
         if not script or len(last) <= len(said):
             script = next(scripts)
         said = last
-        cache.reserve(len(ids))
-        cache.ids[:] = ids
         session.seen = decode(session.tokenizer, ids)
         logits = np.zeros(256, np.float32)
         logits[script[len(last)]] = 9
