@@ -25,6 +25,7 @@ from .arguments import check_arguments, problem_result, unknown_tool_result
 from .chat_format import DEFAULT_HEADER, IdSpan
 from .conversation import Conversation
 from .dialect import Update, open_dialect
+from .recorder import RunSettings, TrajectoryRecorder
 from .reply import Answer, Call, Malformed, Reply
 from .tools import Tool, ToolBackend, ToolResult
 
@@ -70,7 +71,8 @@ class Agent:
     further calls of that tool. With
     `constrain` (the default) a grammar made of the tools' schemas admits only calls and answers. A `cache`
     of the session may be given, from an earlier agent say: what both conversations begin with is not fed
-    again. `dialect` names another than the model's own ("posttrainllm", "chat_template"). Raises
+    again. `dialect` names another than the model's own ("posttrainllm", "chat_template"). A `recorder` writes the
+    conversation to a file, token by token. Raises
     ToolFileError if a schema cannot be compiled, ContextFullError if the system prompt does not fit,
     ChatTemplateError (also while it runs) for a template that fails, BundleError for a model without one.
     One thread at a time.
@@ -91,6 +93,7 @@ class Agent:
         preallocate: bool = True,
         cache: KVCache | None = None,
         dialect: str | None = None,
+        recorder: TrajectoryRecorder | None = None,
     ) -> None:
         self.session = session
         self.tools = {tool.name: tool for tool in tools}
@@ -108,6 +111,10 @@ class Agent:
         self._turn = -1
         self.conversation.extend(self.dialect.opening())
         self._check_room(len(tools))
+        self._recorder = recorder
+        if recorder:
+            settings = RunSettings(header, tools, self._sampler, self._limits, constrain)
+            recorder.begin(self.conversation, self.dialect, settings)
 
     def _check_room(self, tools: int) -> None:
         found, limit = len(self.conversation), self.cache.max_length
@@ -124,13 +131,19 @@ class Agent:
         """The events of one user turn; the last is an Answer or a Stop. Closing it takes the turn back."""
         self._turn += 1
         before, mark = list(self.conversation.spans), self.dialect.mark()
+        recorder = self._recorder
+        recorded = recorder.mark() if recorder else None
         try:
             yield from self._run(text)
         except _Ended as end:
+            if recorder:
+                recorder.ended(end.reason)
             yield events.Stop(**self._stamp(), reason=end.reason, detail=end.detail)
         except BaseException:  # Ctrl-C, a closed generator, a fault: no half turn stays behind
             self.conversation.spans[:] = before
             self.dialect.restore(mark)
+            if recorder and recorded:
+                recorder.take_back(recorded)
             raise
 
     def interrupted(self) -> events.Stop:
@@ -140,6 +153,8 @@ class Agent:
     def _run(self, text: str) -> Iterator[events.Event]:
         update = self.dialect.user(self.conversation, text)
         self._admit(update)
+        if self._recorder:
+            self._recorder.fed("user", self.conversation, text)
         yield events.User(**self._stamp(), text=text, escaped=update.escaped or None)
         retried = False
         repeated = _Repeated()
@@ -186,6 +201,7 @@ class Agent:
             matcher=matcher,
             stop=() if matcher else self.dialect.stop,
             stop_ids=self.dialect.stop_ids,
+            logprobs=self._recorder is not None,
         )
         for step in steps:
             output.steps.append(step)
@@ -201,7 +217,10 @@ class Agent:
             output.reply = scanner.push("") or scanner.finish(ended=output.stop == "stop")
         elif output.stop == "stop":
             output.reply = self.dialect.read(self._raw(output))
-        self.dialect.heard(self.conversation.spans[before:], self._raw(output))
+        raw = self._raw(output)
+        self.dialect.heard(self.conversation.spans[before:], raw)
+        if self._recorder:
+            self._recorder.said(self.conversation, output.steps, raw, output.reply, answer_only=answer_only)
 
     def _without_reply(self, output: _Output) -> events.Event:
         """How a turn ends when a step gave neither a call nor an answer."""
@@ -257,6 +276,8 @@ class Agent:
             escaped=update.escaped or None,
         )
         self._admit(update)
+        if self._recorder:
+            self._recorder.fed("tool", self.conversation, self.dialect.result_text(result), result)
         yield events.ToolResultEvent(
             **self._stamp(),
             tool=result.tool,

@@ -284,9 +284,12 @@ def _number(entry: dict[str, Any], name: str, where: str, *, lenient: bool = Fal
     value = entry.get(name)
     if value is None or (lenient and isinstance(value, str)):
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise _Wrong(f"{where}/{name}", json_name(value), "a finite number or null")
-    return float(value)
+    try:
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+            return float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        pass
+    raise _Wrong(f"{where}/{name}", json_name(value), "a finite number or null")
 
 
 def _logprob(value: Any, where: str) -> float | None:

@@ -73,6 +73,7 @@ def _agent(options: AgentOptions) -> "Agent":
     from .models import open_model
 
     session = open_model(options.model, options.provider)
+    recording = options.recording(session)
     with options.naming_tool_file():
         agent = Agent(
             session,
@@ -86,6 +87,7 @@ def _agent(options: AgentOptions) -> "Agent":
             approve_all=options.confirm_tools,
             preallocate=not options.no_kv_preallocate,
             dialect=options.dialect,
+            recorder=recording("") if recording else None,
         )
     threads = f"{session.threads} thread{'s' if session.threads != 1 else ''}"
     print(
