@@ -162,7 +162,7 @@ class TrajectoryRecorder:
             content,
             tool_call=call,
             forced=[step.forced for step in steps],
-            logprobs=[None if step.logprob is None else round(step.logprob, 6) for step in steps],
+            logprobs=[None if step.logprob is None else round(step.logprob, 6) + 0.0 for step in steps],
             end_of_turn_ids=marker if marker and self._closing[: len(marker)] == marker else [],
             stop=finish or "stop",
             answer_only=answer_only,

@@ -81,7 +81,8 @@ class LoopOptions(SamplingOptions, ToolOptions):
 
         folder = Path(self.trajectory_dir)
         make_folder(folder)
-        facts = ModelFacts.of(session, self.model_name)
+        model = Path(self.model_name)
+        facts = ModelFacts.of(session, str(model.absolute()) if model.exists() else self.model_name)
         label = self.trajectory_task
         return lambda task: TrajectoryRecorder(folder, facts, task=task if label is None else label)
 

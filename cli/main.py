@@ -31,6 +31,8 @@ COMMANDS = (
     Command("inspect", "inspect", "print what a checkpoint or a bundle holds"),
     Command("models", "model_list", "list the models that are here; remove exported ones"),
     Command("eval", "eval", "run tasks through an agent and count what is right"),
+    Command("trajectory", "trajectory", "check a recorded conversation against its model, or print it"),
+    Command("traces-to-data", "traces_to_data", "turn recorded conversations into training data"),
     Command("doctor", "doctor", "try out on this machine what is promised"),
 )
 
@@ -103,7 +105,7 @@ def _dispatch(args: list[str]) -> int:
 
 
 def _help() -> str:
-    rows = "\n".join(f"  {command.name:<13}{command.summary}" for command in COMMANDS)
+    rows = "\n".join(f"  {command.name:<15}{command.summary}" for command in COMMANDS)
     return (
         "usage: posttrainllm COMMAND [...]\n\n"
         "Run a small language model that uses tools on your own machine.\n\n"
