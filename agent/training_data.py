@@ -67,11 +67,15 @@ class Source:
     def _paths(self) -> Iterator[Path]:
         if not self.folder.is_dir():
             raise InputError(self.folder, "no such folder", "a folder of trajectories")
-        for folder, folders, names in os.walk(self.folder):
+        for folder, folders, names in os.walk(self.folder, onerror=_raise):
             folders.sort()
             for name in sorted(names):
                 if name.endswith(SUFFIX) and not name.startswith("."):
                     yield Path(folder, name)
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 class Deduplicator:

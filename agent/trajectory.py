@@ -236,7 +236,7 @@ def _step(entry: Any, where: str) -> TrajectoryStep:
             raise _Wrong(f"{where}/{name}", f"{len(values)} entries", f"one for each of {len(output)} ids")
     call, result = (_get(entry, name, dict, where, None) for name in ("tool_call", "tool_result"))
     return TrajectoryStep(
-        role,  # type: ignore[arg-type] # checked above
+        role,
         _get(entry, "content", str, where, ""),
         _ids(entry.get("input_ids"), f"{where}/input_ids"),
         output,
