@@ -134,7 +134,8 @@ def id_rows(source: Source, *, threshold: float) -> Iterator[Row]:
         stretches = list(trajectory.stretches())
         counts.harvested += len(stretches)
         prompt = "\n".join(step.content for step in trajectory.steps if step.role == "user")
-        if not unique.keep(prompt, [stretch.ids for stretch in stretches], len(stretches)):
+        whole = [[step.content for step in trajectory.steps], [stretch.ids for stretch in stretches]]
+        if not unique.keep(prompt, whole, len(stretches)):
             continue
         for number, stretch in enumerate(stretches):
             counts.emitted += 1
