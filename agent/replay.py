@@ -2,8 +2,9 @@
 
 The recorded ids are fed, so one deviation does not cause the next. Under a recorded grammar the same grammar is
 followed: forced ids must be the ones it forces, and a sampled id the best of those it admits. How ids are split
-into runs of the graph moves logits by rounding, so where the id that comes out is another one, but its logit is
-within `bound` times the spread of the logits, the step is a close call: counted, and not wrong. Sampled at a
+into runs of the graph moves logits by rounding, and not all of how it was is known (a cached prompt, say). So where
+another id comes out, and the recorded one's logit is within `bound` times the spread of the logits below it, the step
+is a close call: counted, and not wrong. Sampled at a
 temperature, an id cannot be predicted; then its log-probability must come out again.
 """
 
@@ -31,7 +32,6 @@ from .trajectory import Trajectory, TrajectoryStep
 # the same ids may differ by. Quantised products move further: an activation's rounding is all or nothing.
 BOUNDS = {"fp32": 1e-4, "fp16": 2e-3}
 QUANTISED = 1e-2
-_CHUNK = 256
 _ROUNDING = 1e-6  # of a recorded log-probability
 
 
@@ -112,18 +112,24 @@ def _feed(
                 raise InputError(
                     follower.path, f"step {number} begins with output", "ids that were fed first"
                 )
-            rows = _rows(session, cache, before, step.output_ids)
+            rows = _rows(session, cache, before, step)
             follower.follow(number, step, rows)
         sequence += step.ids
 
 
 def _rows(
-    session: Session, cache: KVCache, before: Sequence[int], output: Sequence[int]
-) -> Iterator[NDArray[np.float32]]:
-    """For each id of `output` the logits [V] that it was chosen from."""
-    yield session.prefill(before, cache)
-    for start in range(0, len(output) - 1, _CHUNK):
-        yield from session.forward(output[start : min(start + _CHUNK, len(output) - 1)], cache)
+    session: Session, cache: KVCache, before: Sequence[int], step: TrajectoryStep
+) -> Iterator[NDArray[np.float32] | None]:
+    """For each output id the logits [V] that it was sampled from; None where it was forced.
+
+    Ids are fed as `generate` feeds them, forced ones together with the sampled one before them: the same splits
+    give the same logits, where int8 activations would move them otherwise.
+    """
+    context = list(before)
+    for position, token in enumerate(step.output_ids):
+        forced = step.forced is not None and step.forced[position]
+        yield None if forced else session.prefill(context, cache)
+        context.append(token)
 
 
 class _Follower:
@@ -149,14 +155,14 @@ class _Follower:
         if highest >= self.session.vocab_size:
             raise InputError(self.path, f"the id {highest}", f"ids below {self.session.vocab_size}")
 
-    def follow(self, number: int, step: TrajectoryStep, rows: Iterator[NDArray[np.float32]]) -> None:
+    def follow(self, number: int, step: TrajectoryStep, rows: Iterator[NDArray[np.float32] | None]) -> None:
         """Check one step's ids, up to one that the grammar does not admit."""
         matcher = self._matcher(step.answer_only) if self.report.constrained else None
         waiting = matcher.force() if matcher else []
         for position, (token, logits) in enumerate(zip(step.output_ids, rows, strict=True)):
             place = (number, position, token)
             recorded = step.forced[position] if step.forced else bool(waiting)
-            if recorded != bool(waiting):
+            if recorded is not bool(waiting):
                 self._wrong(*place, None, f"recorded as {'forced' if recorded else 'sampled'}, and is not")
                 return
             if waiting:
@@ -166,6 +172,7 @@ class _Follower:
                     return
                 waiting = waiting[1:]
                 continue
+            assert logits is not None
             if not self._sampled(place, step, logits, matcher):
                 return
             if matcher:

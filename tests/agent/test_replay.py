@@ -71,8 +71,12 @@ def test_a_greedy_conversation_comes_out_again(record: Record, session: Session,
     assert (report.forced > 0) is constrain
     assert report.logprobs == report.sampled
     assert report.worst_logprob < 1e-3
-    (stretch,) = found.stretches()
-    assert report.ids == len(stretch.ids) - len(found.steps[-1].input_ids) - 1, "the last id is never fed"
+    *before, last = found.steps
+    assert last.forced is not None
+    behind = (
+        last.forced[::-1].index(False) + 1
+    )  # the last sampled id, and what was forced after it: never fed
+    assert report.ids == sum(len(step.ids) for step in before) + len(last.output_ids) - behind
 
 
 def test_a_sampled_conversation_is_checked_by_its_log_probabilities(record: Record, session: Session) -> None:
