@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,11 +23,12 @@ from posttrainllm.agent.loop import Agent, Limits
 from posttrainllm.agent.model_facts import ModelFacts, weights_fingerprint
 from posttrainllm.agent.recorder import TrajectoryRecorder
 from posttrainllm.agent.tools import FunctionBackend, HandlerRegistry, Tool
+from posttrainllm.agent.training_data import Source, id_rows
 from posttrainllm.agent.trajectory import Trajectory, read_trajectory
-from posttrainllm.runtime import generate, load
-from posttrainllm.runtime.bundle import Bundle
+from posttrainllm.runtime import KVCache, generate, load
+from posttrainllm.runtime.bundle import Bundle, KVLayout
 from posttrainllm.runtime.errors import InputError, UsageError
-from posttrainllm.runtime.tokenizer import decode
+from posttrainllm.runtime.tokenizer import HuggingFaceTokenizer, decode
 
 MODEL = ModelFacts("model.tinygpt", "ab" * 32, "bytes-256")
 SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
@@ -318,3 +320,55 @@ def test_the_decoded_ids_are_the_content(scripted: Callable[..., Any], tmp_path:
     list(make(session, recorder).run("é 🙂\n\0"))
     for step in read_trajectory(recorder.path).steps:
         assert step.content in decode(session.tokenizer, step.ids)
+
+
+class IdSession:
+    """Says given ids, turn by turn, with a tokenizer that would have split their text otherwise."""
+
+    context_length = 4096
+
+    def __init__(self, folder: Path, turns: list[list[int]]) -> None:
+        self.tokenizer = HuggingFaceTokenizer((folder / "tokenizer.json").read_text(), "t")
+        self.vocab_size = self.tokenizer.vocab_size
+        self.end = self.tokenizer.encode_marker("<|im_end|>")
+        self.manifest = SimpleNamespace(end_of_turn_ids=self.end, stop_ids=[], dialect="posttrainllm")
+        self._opening = self.tokenizer.encode_marker("<|im_start|>") + self.tokenizer.encode("assistant\n")
+        self._turns = turns
+
+    def new_cache(self, *, preallocate: bool = True) -> KVCache:
+        layout = KVLayout(layers=1, heads=1, head_dim=8, dtype="float32")
+        return KVCache(layout, max_length=4096, device="cpu", preallocate=preallocate, owner=self)
+
+    def prefill(self, ids: list[int], cache: KVCache) -> Any:
+        cache.reserve(len(ids))
+        cache.ids[:] = ids
+        size = len(self._opening)
+        starts = [i + size for i in range(len(ids)) if ids[i : i + size] == self._opening]
+        logits = np.zeros(self.vocab_size, np.float32)
+        logits[self._turns[len(starts) - 1][len(ids) - starts[-1]]] = 9
+        return logits
+
+
+def test_ids_are_never_encoded_again(bpe_tokenizer: Path, tmp_path: Path) -> None:
+    """Letters where the tokenizer has words, and special ids in the middle: recorded and fed as they were said."""
+    tokenizer = HuggingFaceTokenizer((bpe_tokenizer / "tokenizer.json").read_text(), "t")
+    letters = [token for letter in "hello" for token in tokenizer.encode_content(letter).ids]
+    assert letters != tokenizer.encode_content("hello").ids
+    special = tokenizer.encode_marker("<|endoftext|>")
+    end = tokenizer.encode_marker("<|im_end|>")
+    first, second = [*letters, *special, *letters, *end], [*letters, *end]
+    session = IdSession(bpe_tokenizer, [first, second])
+    recorder = TrajectoryRecorder(tmp_path, MODEL)
+    seen = spy(session)
+    agent = make(session, recorder, constrain=False)
+    list(agent.run("one"))
+    list(agent.run("two"))
+    found = read_trajectory(recorder.path)
+    said = [step.output_ids for step in found.steps if step.role == "assistant"]
+    assert said == [first, second]
+    assert_seen(found, seen)
+    (stretch,) = found.stretches()
+    assert len(stretch.ids) == len(agent.conversation) + len(found.steps[-1].input_ids)
+    (row,) = id_rows(Source(tmp_path), threshold=0.85)
+    learnt = [token for token, loss in zip(row["input_ids"], row["loss_mask"], strict=True) if loss]
+    assert learnt == first + second

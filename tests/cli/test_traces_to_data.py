@@ -64,6 +64,7 @@ def test_what_is_kept(
     assert not out.exists()
     done = run("traces-to-data", folder, "--out", out, *flags)
     assert (done.returncode, done.stdout.splitlines()) == (0, summary)
+    assert b"\r" not in out.read_bytes()
     rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     assert len(rows) == counts[3]
     assert all(set(row) == {"messages", "source_atraj", "task"} for row in rows)
