@@ -123,12 +123,7 @@ class TrajectoryRecorder:
         """A turn of `role` was put into the conversation."""
         self._summary["turns"] += role == "user"
         self._summary["ended"] = "unfinished"
-        shown = None
-        if result is not None:
-            shown = TrajectoryResult(
-                result.tool, _clean(result.stdout), _clean(result.stderr), result.exit_code,
-                round(result.duration_sec, 6),
-            )  # fmt: skip
+        shown = None if result is None else _recorded(result)
         self._add(role, conversation, content, tool_result=shown)
         self._save()
 
@@ -263,6 +258,16 @@ class TrajectoryRecorder:
             raise InputError(
                 f"--trajectory-dir {self.path.parent}", f"cannot be written ({error.strerror or error})"
             ) from None
+
+
+def _recorded(result: ToolResult) -> TrajectoryResult:
+    return TrajectoryResult(
+        result.tool,
+        _clean(result.stdout),
+        _clean(result.stderr),
+        result.exit_code,
+        round(result.duration_sec, 6),
+    )
 
 
 def make_folder(folder: Path) -> None:
