@@ -72,9 +72,12 @@ class PosttrainDialect:
 
     def system(self, header: str, tools: Sequence[Tool]) -> list[Piece]:
         """The system turn with its tool block; the same tools always give the same bytes."""
+        return [_START, Piece("system", f"system\n{self.system_text(header, tools)}"), _END, _NEWLINE]
+
+    def system_text(self, header: str, tools: Sequence[Tool]) -> str:
+        """The system turn without its markers."""
         block = "\n".join(tool_line(tool) for tool in tools)
-        text = f"system\n{header}{_BEFORE_TOOLS}{block}{_AFTER_TOOLS}"
-        return [_START, Piece("system", text), _END, _NEWLINE]
+        return f"{header}{_BEFORE_TOOLS}{block}{_AFTER_TOOLS}"
 
     def user(self, text: str) -> list[Piece]:
         """One user turn and the opening of the assistant's."""
@@ -86,6 +89,10 @@ class PosttrainDialect:
 
     def tool_result(self, result: ToolResult) -> list[Piece]:
         """One tool turn and the opening of the assistant's next."""
+        return [_START, Piece("tool", f"tool\n{self.result_text(result)}"), _END, *_ASSISTANT]
+
+    def result_text(self, result: ToolResult) -> str:
+        """A tool turn without its markers: one JSON object."""
         fields: dict[str, Any] = {
             "tool": result.tool,
             "stdout": result.stdout,
@@ -96,8 +103,7 @@ class PosttrainDialect:
             fields["timed_out"] = True
         if result.truncated:
             fields["truncated"] = result.truncated
-        text = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
-        return [_START, Piece("tool", f"tool\n{text}"), _END, *_ASSISTANT]
+        return json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
 
 
 def tool_line(tool: Tool) -> str:

@@ -7,6 +7,7 @@ less of it. An update takes effect once it is committed, so what does not fit ch
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -79,6 +80,18 @@ class Dialect(Protocol):
 
     def read(self, text: str) -> Reply | None:
         """The reply in the whole text of a step that a grammar shaped."""
+
+    def closing(self, conversation: Conversation) -> list[int]:
+        """What the next turn will begin with, to end the assistant's last one; as far as that is known."""
+
+    def system_text(self) -> str:
+        """The system message without its markers."""
+
+    def result_text(self, result: ToolResult) -> str:
+        """What the model reads of a result, without markers."""
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the template: two conversations of one template are put into ids alike."""
 
 
 class PosttrainConversation:
@@ -153,6 +166,29 @@ class PosttrainConversation:
     def read(self, text: str) -> Reply | None:
         """The one object that the grammar admits."""
         return parse_object(text, self._tools)
+
+    def closing(self, conversation: Conversation) -> list[int]:
+        """The end of turn, if the model did not say it, and a newline."""
+        spans, _ = encode(self._closing(conversation), self._session.tokenizer)
+        return [token for span in spans for token in span.ids]
+
+    def system_text(self) -> str:
+        """Header, tools and rules."""
+        return self._dialect.system_text(self._header, list(self._tools.values()))
+
+    def result_text(self, result: ToolResult) -> str:
+        """One JSON object."""
+        return self._dialect.result_text(result)
+
+    def fingerprint(self) -> str:
+        """Of what the template writes around fixed contents."""
+        pieces = [
+            *self._dialect.system("H", [Tool("t", "d")]),
+            *self._dialect.user("u"),
+            *self._dialect.end_of_turn(),
+            *self._dialect.tool_result(ToolResult("t", "", "", 0)),
+        ]
+        return hashlib.sha256("".join(piece.text for piece in pieces).encode()).hexdigest()
 
 
 def refused_schema(tool: str, pointer: str, error: GrammarError) -> ToolFileError:

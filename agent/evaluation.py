@@ -27,6 +27,7 @@ from .eval_tasks import ExpectedCall, Task, write_files
 from .events import AnswerEvent, Assistant, Event, Stop, ToolCallEvent
 from .executor import CommandBackend
 from .loop import Agent, Limits
+from .recorder import TrajectoryRecorder
 from .tools import Tool, ToolBackend, ToolResult
 
 NO_CALL, SEVERAL, NOT_STATED = "(no call)", "(several calls)", "(not stated)"
@@ -43,6 +44,7 @@ class Settings:
     preallocate: bool = True
     dialect: str | None = None  # None: the model's own
     context_policy: Policy = "evict"
+    recorder: Callable[[Task], TrajectoryRecorder] | None = None  # makes the one of a task
     backend: Callable[[Path], ToolBackend] = lambda folder: CommandBackend(cwd=folder)
 
 
@@ -119,6 +121,7 @@ def _run(
     session: Session, tools: Sequence[Tool], task: Task, settings: Settings, cache: KVCache, folder: Path
 ) -> Outcome:
     backend = _Recorder(settings.backend(folder))
+    recorder = settings.recorder(task) if settings.recorder else None
     try:
         agent = Agent(
             session,
@@ -131,6 +134,7 @@ def _run(
             cache=cache,
             dialect=settings.dialect,
             context_policy=settings.context_policy,
+            recorder=recorder,
         )
     except ContextFullError as error:
         raise InputError(task.where, f"the system prompt does not fit: {error}") from None
@@ -138,7 +142,10 @@ def _run(
     started = time.monotonic()
     for event in agent.run(task.prompt):
         watch.see(event)
-    return _judge(task, watch, time.monotonic() - started)
+    outcome = _judge(task, watch, time.monotonic() - started)
+    if recorder:
+        recorder.reward(float(outcome.right))
+    return outcome
 
 
 class _Recorder:

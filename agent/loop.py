@@ -26,6 +26,7 @@ from .chat_format import DEFAULT_HEADER, IdSpan
 from .context_plan import Admitted, ContextPlan, NoRoomError, Policy, ResultTurn, UserTurn
 from .conversation import Conversation
 from .dialect import open_dialect
+from .recorder import RunSettings, TrajectoryRecorder
 from .reply import Answer, Call, Malformed, Reply
 from .tools import Tool, ToolBackend, ToolResult
 
@@ -73,7 +74,8 @@ class Agent:
     of the session may be given, from an earlier agent say: what both conversations begin with is not fed
     again. `dialect` names another than the model's own ("posttrainllm", "chat_template"). `drafts` saves forwards
     where the reply repeats what the conversation holds (`runtime/drafts.py`); the reply is the same without.
-    `context_policy` says whether old exchanges leave a full context ("evict") or the turn ends ("stop"). Raises
+    `context_policy` says whether old exchanges leave a full context ("evict") or the turn ends ("stop"). A `recorder` writes the
+    conversation to a file, token by token; without drafts, so that a replay can feed the same pieces. Raises
     ToolFileError if a schema cannot be compiled, ContextFullError if the system prompt does not fit,
     ChatTemplateError (also while it runs) for a template that fails, BundleError for a model without one.
     One thread at a time.
@@ -96,12 +98,13 @@ class Agent:
         dialect: str | None = None,
         drafts: bool = True,
         context_policy: Policy = "evict",
+        recorder: TrajectoryRecorder | None = None,
     ) -> None:
         self.session = session
         self.tools = {tool.name: tool for tool in tools}
         self.dialect = open_dialect(session, header, tools, dialect)
         self.cache = session.new_cache(preallocate=preallocate) if cache is None else cache
-        self._drafter = session.new_drafter() if drafts else None
+        self._drafter = session.new_drafter() if drafts and recorder is None else None
         self._backend = backend
         self._sampler = sampler or Sampler()
         self._limits = limits or Limits()
@@ -115,6 +118,10 @@ class Agent:
             self.dialect, limit=self.cache.max_length, reserve=self._limits.max_tokens, policy=context_policy
         )
         self._check_room(len(tools))
+        self._recorder = recorder
+        if recorder:
+            settings = RunSettings(header, tools, self._sampler, self._limits, constrain)
+            recorder.begin(self.conversation, self.dialect, settings)
 
     @property
     def conversation(self) -> Conversation:
@@ -133,21 +140,26 @@ class Agent:
 
         Always in chunks of its own: restored from a prompt cache it is then the same bit for bit.
         """
-        opening = self._plan.opening
-        if self.cache.common_prefix(opening) < len(opening):
-            self.session.prefill(opening, self.cache)
+        ids = self.conversation.ids
+        if ids == self._plan.opening and self.cache.common_prefix(ids) < len(ids):
+            self.session.prefill(ids, self.cache)
 
     def run(self, text: str) -> Generator[events.Event, None, None]:
         """The events of one user turn; the last is an Answer or a Stop. Closing it takes the turn back."""
         self._turn += 1
-        mark = self._plan.mark()
+        mark, recorder = self._plan.mark(), self._recorder
+        recorded = recorder.mark() if recorder else None
         try:
             self.prepare()
             yield from self._run(text)
         except _Ended as end:
+            if recorder:
+                recorder.ended(end.reason)
             yield events.Stop(**self._stamp(), reason=end.reason, detail=end.detail)
         except BaseException:  # Ctrl-C, a closed generator, a fault: no half turn stays behind
             self._plan.restore(mark)
+            if recorder and recorded:
+                recorder.take_back(recorded)
             raise
 
     def interrupted(self) -> events.Stop:
@@ -156,6 +168,8 @@ class Agent:
 
     def _run(self, text: str) -> Iterator[events.Event]:
         admitted = self._admit(UserTurn(self._turn, text))
+        if self._recorder:
+            self._recorder.fed("user", self.conversation, text)
         yield events.User(**self._stamp(), text=text, escaped=admitted.update.escaped or None)
         yield from self._left(admitted)
         retried = False
@@ -204,6 +218,7 @@ class Agent:
             stop=() if matcher else self.dialect.stop,
             stop_ids=self.dialect.stop_ids,
             drafter=self._drafter,
+            logprobs=self._recorder is not None,
         )
         for step in steps:
             output.steps.append(step)
@@ -219,7 +234,10 @@ class Agent:
             output.reply = scanner.push("") or scanner.finish(ended=output.stop == "stop")
         elif output.stop == "stop":
             output.reply = self.dialect.read(self._raw(output))
-        self._plan.heard(self._turn, self.conversation.spans[before:], self._raw(output))
+        raw = self._raw(output)
+        self._plan.heard(self._turn, self.conversation.spans[before:], raw)
+        if self._recorder:
+            self._recorder.said(self.conversation, output.steps, raw, output.reply, answer_only=answer_only)
 
     def _without_reply(self, output: _Output) -> events.Event:
         """How a turn ends when a step gave neither a call nor an answer."""
@@ -278,6 +296,8 @@ class Agent:
         yield from self._left(admitted)
         assert isinstance(admitted.turn, ResultTurn)
         shown = admitted.turn.result
+        if self._recorder:
+            self._recorder.fed("tool", self.conversation, self.dialect.result_text(shown), shown)
         yield events.ToolResultEvent(
             **self._stamp(),
             tool=shown.tool,

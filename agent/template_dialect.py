@@ -10,6 +10,7 @@ A call that the template writes in another JSON style than the model did is the 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -154,6 +155,22 @@ class TemplateConversation:
     def read(self, text: str) -> Reply | None:
         """The reply in `text`."""
         return self._read(text).reply
+
+    def closing(self, conversation: Conversation) -> list[int]:
+        """Nothing: the model ends its turn itself, and what follows the template writes with the next turn."""
+        return []
+
+    def system_text(self) -> str:
+        """Header, and the tools where the template does not list them itself."""
+        return self.facts.ids.restore(self._system)
+
+    def result_text(self, result: ToolResult) -> str:
+        """Plain output, or a JSON object; of a reply that was not understood, what was wrong with it."""
+        return result_text(result) if result.tool else result.stderr
+
+    def fingerprint(self) -> str:
+        """Of the template's source."""
+        return hashlib.sha256(self.facts.template.source.encode("utf-8", "replace")).hexdigest()
 
     def _read(self, text: str) -> Parts:
         return read(text, self.facts.format, self._tools, opened=self.facts.opened)

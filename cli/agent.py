@@ -80,6 +80,7 @@ def _agent(options: AgentOptions) -> "Agent":
     from .models import open_model
 
     session = open_model(options.model, options.provider)
+    recording = options.recording(session)
     with options.naming_tool_file():
         agent = Agent(
             session,
@@ -94,6 +95,7 @@ def _agent(options: AgentOptions) -> "Agent":
             preallocate=not options.no_kv_preallocate,
             dialect=options.dialect,
             context_policy=options.policy,
+            recorder=recording("") if recording else None,
         )
     threads = f"{session.threads} thread{'s' if session.threads != 1 else ''}"
     print(

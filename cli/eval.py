@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
@@ -103,6 +103,9 @@ def _outcomes(options: EvalOptions) -> "list[Outcome]":
     from .models import open_model
 
     session = open_model(options.model, options.provider)
+    if recording := options.recording(session):
+        make = recording
+        settings = replace(settings, recorder=lambda task: make(task.id))
     print(
         f"eval: {len(tasks)} tasks on {options.model_name}, {session.provider.name}, "
         f"{len(tools)} tools, {sandbox_words(sandbox)}",

@@ -1,6 +1,8 @@
 """The flags that several commands share."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Optional
 
 from ..runtime.errors import UsageError
@@ -11,7 +13,9 @@ from .tool_flags import ToolOptions, at_least
 if TYPE_CHECKING:
     from ..agent.context_plan import Policy
     from ..agent.loop import Limits
+    from ..agent.recorder import TrajectoryRecorder
     from ..runtime.sampler import Sampler
+    from ..runtime.session import Session
 
 DIALECTS = ("posttrainllm", "chat_template")
 POLICIES = ("evict", "stop")
@@ -55,8 +59,17 @@ class LoopOptions(SamplingOptions, ToolOptions):
         False, "grow the KV buffers on demand instead of allocating the context at once"
     )
 
+    trajectory_dir: Optional[str] = option(
+        None, "write each conversation into this folder, token by token (.atraj)", metavar="DIR"
+    )
+    trajectory_task: Optional[str] = option(
+        None, "the task that the trajectories are labelled with", metavar="TEXT"
+    )
+
     def check(self) -> None:
         """Refuse what can be refused before anything is loaded. Raises UsageError."""
+        if self.trajectory_task is not None and self.trajectory_dir is None:
+            raise UsageError("--trajectory-task", "without --trajectory-dir", "both")
         at_least("--max-steps", self.max_steps, 0)
         at_least("--max-tokens", self.max_tokens, 1)
         if self.dialect not in (None, *DIALECTS):
@@ -66,6 +79,23 @@ class LoopOptions(SamplingOptions, ToolOptions):
                 f"--context-policy {self.context_policy}", "no such policy", " or ".join(POLICIES)
             )
         self.check_tools()
+
+    def recording(self, session: "Session") -> "Optional[Callable[[str], TrajectoryRecorder]]":
+        """Makes the recorder of a conversation, given the task it is about where no flag says it. None: none is wanted.
+
+        Raises UsageError if the folder cannot be made.
+        """
+        if self.trajectory_dir is None:
+            return None
+        from ..agent.model_facts import ModelFacts
+        from ..agent.recorder import TrajectoryRecorder, make_folder
+
+        folder = Path(self.trajectory_dir)
+        make_folder(folder)
+        model = Path(self.model_name)
+        facts = ModelFacts.of(session, str(model.absolute()) if model.exists() else self.model_name)
+        label = self.trajectory_task
+        return lambda task: TrajectoryRecorder(folder, facts, task=task if label is None else label)
 
     @property
     def header(self) -> str:

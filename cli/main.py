@@ -33,6 +33,8 @@ COMMANDS = (
     Command("cache", "prompt_cache", "list, verify, explain or remove stored system prompts"),
     Command("eval", "eval", "run tasks through an agent and count what is right"),
     Command("bench", "bench", "measure how fast a model runs here"),
+    Command("trajectory", "trajectory", "check a recorded conversation against its model, or print it"),
+    Command("traces-to-data", "traces_to_data", "turn recorded conversations into training data"),
     Command("doctor", "doctor", "try out on this machine what is promised"),
 )
 
@@ -105,7 +107,7 @@ def _dispatch(args: list[str]) -> int:
 
 
 def _help() -> str:
-    rows = "\n".join(f"  {command.name:<13}{command.summary}" for command in COMMANDS)
+    rows = "\n".join(f"  {command.name:<15}{command.summary}" for command in COMMANDS)
     return (
         "usage: posttrainllm COMMAND [...]\n\n"
         "Run a small language model that uses tools on your own machine.\n\n"

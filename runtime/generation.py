@@ -5,6 +5,7 @@ Knows ids, text and grammars; knows nothing of turns or tools. The caller joins,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -26,13 +27,15 @@ class Step:
     `text` is what the id completed (empty while a character is incomplete, and for the ids of a stop
     sequence). `forced`: the grammar left no choice, nothing was sampled. `finish_reason` is set on the
     last step only: "stop" (grammar closed, or stop sequence), "length" (max_tokens sampled), "context"
-    (no room for another id).
+    (no room for another id). `logprob`, of sampled ids and only where asked for: the natural logarithm of the
+    probability that the model itself gives the id, before any grammar, temperature or filter.
     """
 
     id: int
     text: str
     forced: bool
     finish_reason: str | None = None
+    logprob: float | None = None
 
 
 def generate(
@@ -46,6 +49,7 @@ def generate(
     stop: Sequence[int] = (),
     stop_ids: Collection[int] = (),
     drafter: Drafter | None = None,
+    logprobs: bool = False,
 ) -> Generator[Step, None, None]:
     """Steps that follow `prompt` (all ids of the conversation so far, not only the new ones).
 
@@ -54,7 +58,7 @@ def generate(
     `max_tokens` ids are sampled; forced ids do not count and ride along with the next forward. So do the guesses of
     a `drafter`, which save a forward for each one that comes true and change nothing else. `stop` is an
     id sequence that ends the output (it is part of the output), and so does any one of `stop_ids`. Greedy without
-    a `sampler`.
+    a `sampler`. `logprobs` fills `Step.logprob`.
 
     Raises ContextFullError if the prompt alone does not fit.
     """
@@ -89,7 +93,8 @@ def generate(
                 )
             token = sampler.sample(_masked(draft.row, known, matcher))
             sampled += 1
-            batch = [Step(token, "", forced=False)]
+            logprob = log_probability(draft.row[:known], token) if logprobs else None
+            batch = [Step(token, "", forced=False, logprob=logprob)]
             if matcher:
                 matcher.accept(token)
                 batch += [Step(token, "", forced=True) for token in matcher.force()]
@@ -152,6 +157,12 @@ class _Draft:
     def _add(self, ids: list[int], *, guessed: bool) -> None:
         self._ids += ids
         self._guessed += [guessed] * len(ids)
+
+
+def log_probability(logits: NDArray[np.float32], token: int) -> float:
+    """Natural logarithm of the softmax of `logits` [V] at `token`."""
+    spread = logits - logits.max()
+    return float(spread[token]) - math.log(float(np.exp(spread).sum(dtype=np.float64)))
 
 
 def _masked(logits: NDArray[np.float32], known: int, matcher: Matcher | None) -> NDArray[np.float32]:

@@ -79,7 +79,10 @@ def test_help_loads_nothing_heavy() -> None:
     }
 
 
-@pytest.mark.parametrize("command", ["agent", "sample", "export-onnx", "inspect", "eval", "doctor"])
+@pytest.mark.parametrize(
+    "command",
+    ["agent", "sample", "export-onnx", "inspect", "eval", "doctor", "trajectory", "traces-to-data"],
+)
 def test_a_commands_help_loads_nothing_heavy(command: str) -> None:
     code = (
         "from posttrainllm.cli.main import main\n"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,8 +18,11 @@ from numpy.typing import NDArray
 
 from posttrainllm.agent.call_format import BARE_JSON, LIST_IN_TAGS, CallFormat, read
 from posttrainllm.agent.loop import Agent, Limits
+from posttrainllm.agent.model_facts import ModelFacts
+from posttrainllm.agent.recorder import TrajectoryRecorder
 from posttrainllm.agent.template_dialect import TemplateConversation, template_facts
 from posttrainllm.agent.tools import FunctionBackend, HandlerRegistry, Tool
+from posttrainllm.agent.trajectory import read_trajectory
 from posttrainllm.runtime import KVCache
 from posttrainllm.runtime.bundle import KVLayout
 from posttrainllm.runtime.errors import BundleError, ChatTemplateError, ToolFileError
@@ -77,6 +81,7 @@ class TemplateSession:
         self.bundle.manifest = self.manifest
         self.replies = list(replies)
         self.prompts: list[list[int]] = []
+        self._said_something = False
         self._fed: list[int] = []
 
     def new_cache(self, *, preallocate: bool = True) -> KVCache:
@@ -110,8 +115,12 @@ class TemplateSession:
             prompt = self.prompts[-1]
             said = b"".join(map(self.tokenizer.token_bytes, ids[len(prompt) :]))
             if ids[: len(prompt)] == prompt and self.replies[len(self.prompts) - 1].encode().startswith(said):
+                self._said_something = self._said_something or bool(said)
                 return said
+            if len(self.prompts) == 1 and not self._said_something:
+                self.prompts.pop()  # it was the system prompt by itself
         self.prompts.append(list(ids))
+        self._said_something = False
         return b""
 
     @property
@@ -536,3 +545,39 @@ def test_usual_shapes_behind_the_trigger(text: str, tool: str, arguments: Any) -
     """P08, P09."""
     reply = read(text, FORMAT["hermes"], ["echo"]).reply
     assert (reply.tool, reply.arguments) == (tool, arguments)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_a_recorded_conversation_is_what_the_model_saw(
+    name: str, folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Also where the template writes the past differently: then a segment begins, and says what it keeps."""
+    _, end = FAMILY[name]
+    call = thought(name) + FORMAT[name].text("echo", ARGUMENTS)
+    space = " " if name == "mistral" else ""
+    answer = thought(name) + space + "It said {hi}."
+    session = TemplateSession(folder(name), [call, answer, thought(name) + space + "Yes."], end)
+    model = ModelFacts("m", "0" * 64, session.tokenizer.fingerprint)
+    recorder = TrajectoryRecorder(tmp_path / "runs", model)
+    agent = make(session, recorder=recorder)
+    list(agent.run("Use echo"))
+    list(agent.run("Sure?"))
+    found = read_trajectory(recorder.path)
+    stretches = list(found.stretches())
+    assert [step.role for step in found.steps] == [
+        *("system", "user", "assistant", "tool", "assistant"),
+        *("user", "assistant"),
+    ]
+    assert (len(stretches) > 1) is (name in ("thinking", "opened", "mistral")), (
+        "these leave earlier thoughts out, or move the list of tools"
+    )
+    for prompt in session.prompts:
+        assert any(stretch.ids[: len(prompt)] == prompt for stretch in stretches)
+    assert stretches[-1].ids == agent.conversation.ids
+    said = [step for step in found.steps if step.role == "assistant"]
+    assert [step.content for step in said] == [call, answer, thought(name) + space + "Yes."]
+    assert said[0].tool_call is not None
+    assert json.loads(said[0].tool_call.arguments_json) == ARGUMENTS
+    assert (
+        found.facts["template_fingerprint"] == sha256((TEMPLATES / f"{name}.jinja").read_bytes()).hexdigest()
+    )

@@ -34,8 +34,9 @@ class Session(runpy.run_path(sys.argv[2])["ScriptedSession"]):
     provider = SimpleNamespace(name="script")
 
     def prefill(self, ids, cache):
-        asked = bytes(ids).decode("utf-8", "replace").split("<|im_start|>user\\n")[1].split("<|im_end|>")[0]
-        self.replies = [reply.encode() for reply in book[asked]]
+        _, *turns = bytes(ids).decode("utf-8", "replace").split("<|im_start|>user\\n")
+        if turns:
+            self.replies = [reply.encode() for reply in book[turns[0].split("<|im_end|>")[0]]]
         return super().prefill(ids, cache)
 
 models.open_model = lambda model, provider: Session([])

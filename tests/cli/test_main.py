@@ -13,7 +13,7 @@ Run = Callable[..., Any]
 def test_help_lists_every_command_with_an_example(run: Run) -> None:
     done = run("--help")
     assert done.returncode == 0
-    for command in ("agent", "sample", "export-onnx", "inspect", "eval"):
+    for command in ("agent", "sample", "export-onnx", "inspect", "eval", "trajectory", "traces-to-data"):
         assert command in done.stdout
         help_ = run(command, "--help")
         assert help_.returncode == 0
