@@ -18,7 +18,7 @@ from .tool_flags import sandbox_words
 if TYPE_CHECKING:
     from ..agent.events import Transcript
     from ..agent.loop import Agent, Approval
-    from ..agent.tools import Tool
+    from ..agent.tools import Tool, ToolBackend
 
 EXAMPLE = """  posttrainllm agent demo --tools tools.json --single 'Use the echo tool'
   posttrainllm agent model.tinygpt --tools tools.json --transcript session.jsonl"""
@@ -33,6 +33,10 @@ class AgentOptions(LoopOptions):
         None, "the folder in which tools run (default: the current one)", metavar="DIR"
     )
     confirm_tools: bool = option(False, "ask before each tool call, showing the exact command")
+    escalate: Optional[str] = option(
+        None, "offer a tool that asks a larger model at this OpenAI-compatible URL", metavar="URL"
+    )
+    escalate_model: Optional[str] = option(None, "the model to ask there", metavar="NAME")
     prompt_cache_dir: Optional[str] = option(
         None, "keep the system prompt's keys and values in this folder (docs/prompt-cache.md)", metavar="DIR"
     )
@@ -74,7 +78,7 @@ def _agent(options: AgentOptions) -> "Agent":
     tools = options.load_tools()
     sampler = options.sampler()
     sandbox = options.choose_sandbox(tools)
-    backend = options.backend(sandbox, _tool_root(options))
+    tools, backend = _escalating(options, tools, options.backend(sandbox, _tool_root(options)))
 
     from ..agent.loop import Agent
     from .models import open_model
@@ -104,6 +108,27 @@ def _agent(options: AgentOptions) -> "Agent":
         file=sys.stderr,
     )
     return agent
+
+
+def _escalating(
+    options: AgentOptions, tools: "tuple[Tool, ...]", backend: "ToolBackend"
+) -> "tuple[tuple[Tool, ...], ToolBackend]":
+    """`tools` and their `backend`, with the escalate tool where it is asked for and the file has none."""
+    if options.escalate is None and options.escalate_model is None:
+        return tools, backend
+    if options.escalate is None or options.escalate_model is None:
+        missing = "--escalate" if options.escalate is None else "--escalate-model"
+        raise UsageError(missing, "missing", "both --escalate URL and --escalate-model NAME")
+    from ..agent.escalation import NAME, TOOL, escalation
+    from ..agent.tools import FunctionBackend, HandlerRegistry
+
+    ask = escalation(options.escalate, options.escalate_model, options.tool_timeout)
+    if any(tool.name == NAME for tool in tools):
+        print(f"agent: {options.tool_file} has a tool {NAME} of its own, which is used", file=sys.stderr)
+        return tools, backend
+    handlers = HandlerRegistry()
+    handlers.register(NAME, ask)
+    return (*tools, TOOL), FunctionBackend(handlers, backend)
 
 
 def _tool_root(options: AgentOptions) -> Optional[Path]:

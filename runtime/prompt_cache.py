@@ -159,7 +159,7 @@ def identity(session: Session) -> str:
             stat = (bundle.path / name).stat()
             stamp = [stat.st_size, stat.st_mtime_ns, stat.st_ino, str((bundle.path / name).resolve())]
         files.append([name, stamp])
-    parts = [files, manifest.tokenizer.fingerprint, layout_of(manifest.kv), manifest.kv.style]
+    parts: list[object] = [files, manifest.tokenizer.fingerprint, layout_of(manifest.kv), manifest.kv.style]
     parts += [session.provider.name, session.threads, ort.__version__, PREFILL_CHUNK]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
