@@ -18,7 +18,7 @@ from ..runtime.errors import ContextFullError
 from ..runtime.generation import Step, generate
 from ..runtime.kv_cache import KVCache
 from ..runtime.sampler import Sampler
-from ..runtime.session import Session
+from ..runtime.session import PREFILL_CHUNK, Session
 from ..runtime.tokenizer import decode
 from . import events
 from .arguments import check_arguments, problem_result, unknown_tool_result
@@ -114,6 +114,7 @@ class Agent:
         grammar = self.dialect.grammar
         self._grammars = (grammar(answer_only=False), grammar(answer_only=True)) if constrain else None
         self._turn = -1
+        self._fed_ahead = 0  # ids of `prepare` that no event has counted yet
         self._plan = ContextPlan(
             self.dialect, limit=self.cache.max_length, reserve=self._limits.max_tokens, policy=context_policy
         )
@@ -141,8 +142,12 @@ class Agent:
         Always in chunks of its own: restored from a prompt cache it is then the same bit for bit.
         """
         ids = self.conversation.ids
-        if ids == self._plan.opening and self.cache.common_prefix(ids) < len(ids):
+        known = self.cache.common_prefix(ids)
+        if ids == self._plan.opening and known < len(ids):
+            known -= known % PREFILL_CHUNK
+            self.cache.rewind(known)
             self.session.prefill(ids, self.cache)
+            self._fed_ahead = len(ids) - known
 
     def run(self, text: str) -> Generator[events.Event, None, None]:
         """The events of one user turn; the last is an Answer or a Stop. Closing it takes the turn back."""
@@ -205,7 +210,8 @@ class Agent:
         """Decode one assistant step into `output`, yielding deltas; the conversation keeps its ids."""
         prompt = self.conversation.ids
         output.prompt = len(prompt)
-        output.cached = self.cache.common_prefix(prompt)
+        output.cached = max(self.cache.common_prefix(prompt) - self._fed_ahead, 0)
+        self._fed_ahead = 0
         matcher = self._grammars[answer_only].matcher() if self._grammars else None
         scanner = None if matcher else self.dialect.scanner()
         steps = generate(

@@ -37,9 +37,6 @@ class AgentOptions(LoopOptions):
         None, "offer a tool that asks a larger model at this OpenAI-compatible URL", metavar="URL"
     )
     escalate_model: Optional[str] = option(None, "the model to ask there", metavar="NAME")
-    prompt_cache_dir: Optional[str] = option(
-        None, "keep the system prompt's keys and values in this folder (docs/prompt-cache.md)", metavar="DIR"
-    )
     transcript: Optional[str] = option(
         None, "append the events to this file, one JSON object a line", metavar="FILE"
     )
@@ -59,9 +56,9 @@ def run(argv: list[str]) -> int:
     with ExitStack() as stack:
         agent = _agent(options)
         if options.prompt_cache_dir is not None:
-            from .prompt_cache import prepare
+            from .prompt_cache import preparing
 
-            prepare(agent, Path(options.prompt_cache_dir))
+            preparing(agent.session, Path(options.prompt_cache_dir), "agent")(agent)
         transcript = _transcript(options, stack)
         printer = Printer(
             transcript,
