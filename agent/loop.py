@@ -8,7 +8,6 @@ taken back whole, so that the next one starts from a consistent conversation.
 from __future__ import annotations
 
 import itertools
-import json
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,10 +22,11 @@ from ..runtime.tokenizer import decode
 from . import events
 from .arguments import check_arguments, problem_result, unknown_tool_result
 from .chat_format import DEFAULT_HEADER, IdSpan
-from .context_plan import Admitted, ContextPlan, NoRoomError, Policy, ResultTurn, UserTurn
+from .context_plan import Admitted, ContextPlan, NoRoomError, Policy, ResultTurn, Turn, UserTurn
 from .conversation import Conversation
 from .dialect import open_dialect
 from .recorder import RunSettings, TrajectoryRecorder
+from .repetition import Repetition
 from .reply import Answer, Call, Malformed, Reply
 from .tools import Tool, ToolBackend, ToolResult
 
@@ -113,7 +113,7 @@ class Agent:
         self._always: set[str] = set()
         grammar = self.dialect.grammar
         self._grammars = (grammar(answer_only=False), grammar(answer_only=True)) if constrain else None
-        self._turn = -1
+        self.turn = -1
         self._fed_ahead = 0  # ids of `prepare` that no event has counted yet
         self._plan = ContextPlan(
             self.dialect, limit=self.cache.max_length, reserve=self._limits.max_tokens, policy=context_policy
@@ -128,6 +128,31 @@ class Agent:
     def conversation(self) -> Conversation:
         """All ids so far."""
         return self._plan.conversation
+
+    @property
+    def opening(self) -> list[int]:
+        """Ids of the system prompt."""
+        return self._plan.opening
+
+    @property
+    def turns(self) -> list[Turn]:
+        """What was said, less what left the context."""
+        return self._plan.turns
+
+    def feed_all(self) -> list[int]:
+        """All ids, which the cache holds afterwards."""
+        ids = self.conversation.ids
+        if self.cache.ids != ids:
+            self.session.prefill(ids, self.cache)
+        return ids
+
+    def resume(self, turns: Sequence[Turn], number: int, ids: Sequence[int]) -> bool:
+        """Go on from a saved conversation, whose last user turn has `number`; False, and nothing changed, if
+        `turns` do not give `ids`."""
+        if not self._plan.resume(turns, ids):
+            return False
+        self.turn = number
+        return True
 
     def _check_room(self, tools: int) -> None:
         found, limit = len(self.conversation), self.cache.max_length
@@ -151,7 +176,7 @@ class Agent:
 
     def run(self, text: str) -> Generator[events.Event, None, None]:
         """The events of one user turn; the last is an Answer or a Stop. Closing it takes the turn back."""
-        self._turn += 1
+        self.turn += 1
         mark, recorder = self._plan.mark(), self._recorder
         recorded = recorder.mark() if recorder else None
         try:
@@ -172,13 +197,13 @@ class Agent:
         return events.Stop(**self._stamp(), reason="interrupted", detail="the turn was taken back")
 
     def _run(self, text: str) -> Iterator[events.Event]:
-        admitted = self._admit(UserTurn(self._turn, text))
+        admitted = self._admit(UserTurn(self.turn, text))
         if self._recorder:
             self._recorder.fed("user", self.conversation, text)
         yield events.User(**self._stamp(), text=text, escaped=admitted.update.escaped or None)
         yield from self._left(admitted)
         retried = False
-        repeated = _Repeated()
+        repeated = Repetition()
         calls = 0
         for number in itertools.count():
             final = calls == self._limits.max_steps
@@ -241,7 +266,7 @@ class Agent:
         elif output.stop == "stop":
             output.reply = self.dialect.read(self._raw(output))
         raw = self._raw(output)
-        self._plan.heard(self._turn, self.conversation.spans[before:], raw)
+        self._plan.heard(self.turn, self.conversation.spans[before:], raw)
         if self._recorder:
             self._recorder.said(self.conversation, output.steps, raw, output.reply, answer_only=answer_only)
 
@@ -298,7 +323,7 @@ class Agent:
             replaced=result.replaced or None,
             escaped=escaped or None,
         )
-        admitted = self._admit(ResultTurn(self._turn, result))
+        admitted = self._admit(ResultTurn(self.turn, result))
         yield from self._left(admitted)
         assert isinstance(admitted.turn, ResultTurn)
         shown = admitted.turn.result
@@ -368,20 +393,4 @@ class Agent:
         )
 
     def _stamp(self) -> dict[str, Any]:
-        return {"turn": self._turn, "time": round(time.time(), 3)}
-
-
-class _Repeated:
-    """Counts equal calls with equal results in a row."""
-
-    def __init__(self) -> None:
-        self._last: tuple[object, ...] | None = None
-        self._count = 0
-
-    def count(self, result: ToolResult, arguments: object) -> int:
-        """How often this call and its result came in a row by now."""
-        written = json.dumps(arguments, sort_keys=True, default=str)
-        call = (result.tool, written, result.stdout, result.stderr, result.exit_code)
-        self._count = self._count + 1 if call == self._last else 1
-        self._last = call
-        return self._count
+        return {"turn": self.turn, "time": round(time.time(), 3)}

@@ -3,11 +3,12 @@
     8 bytes     magic, ends with the version of the format
     8 bytes     length of the header, little-endian
     32 bytes    SHA-256 of the header: ids that were changed would be another prompt
-    header      JSON: identity, ids, kv (layers, heads, head_dim, dtype), model, sha256 of what follows
+    header      JSON: identity, ids, kv (layers, heads, head_dim, dtype), model, sha256 of what follows, more
     zeros       up to a multiple of 64
     data        layer by layer, key then value: [heads, len(ids), head_dim], C order, little-endian
 
 `identity` names everything that changes the values: weights, graph, tokenizer, provider. Who reads decides whether it fits.
+`more` is the writer's own.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class KVHeader:
     layout: tuple[int, int, int, str]
     sha256: str
     start: int
+    more: Any = None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -67,7 +69,14 @@ def layout_of(kv: KVLayout) -> tuple[int, int, int, str]:
 
 
 def write_kv(
-    file: Path, values: Sequence[NDArray[Any]], *, ids: Sequence[int], identity: str, model: str, kv: KVLayout
+    file: Path,
+    values: Sequence[NDArray[Any]],
+    *,
+    ids: Sequence[int],
+    identity: str,
+    model: str,
+    kv: KVLayout,
+    more: Any = None,
 ) -> None:
     """Write `values` (key and value of each layer, [heads, len(ids), head_dim]) to `file`. Raises OSError."""
     digest = hashlib.sha256()
@@ -80,6 +89,7 @@ def write_kv(
             "model": model,
             "kv": layout_of(kv),
             "sha256": digest.hexdigest(),
+            "more": more,
         }
     ).encode()
     handle, name = tempfile.mkstemp(prefix=f".{file.name}.", suffix=".tmp", dir=file.parent)
@@ -127,6 +137,7 @@ def read_header(file: Path) -> KVHeader:
             (layers, heads, head_dim, dtype),
             str(data["sha256"]),
             start,
+            data.get("more"),
         )
     except OSError as error:
         raise KVFileError(error.strerror or str(error)) from None

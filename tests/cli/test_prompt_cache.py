@@ -82,7 +82,9 @@ def test_a_cache_of_another_model_is_refused_with_both_names(run: Run, tmp_path:
 
 def test_eval_feeds_a_system_prompt_once_for_all_its_runs(run: Run, tmp_path: Path) -> None:
     folder, tasks = tmp_path / "prompts", tmp_path / "tasks.jsonl"
-    rows = [{"id": f"t{number}", "prompt": f"What is {number}*7?", "tool": "calculate"} for number in range(3)]
+    rows = [
+        {"id": f"t{number}", "prompt": f"What is {number}*7?", "tool": "calculate"} for number in range(3)
+    ]
     tasks.write_text("".join(json.dumps(row) + "\n" for row in rows))
     flags = ("eval", tasks, "demo", "--json-report")
     runs = [
