@@ -37,6 +37,7 @@ class AgentOptions(LoopOptions):
         None, "offer a tool that asks a larger model at this OpenAI-compatible URL", metavar="URL"
     )
     escalate_model: Optional[str] = option(None, "the model to ask there", metavar="NAME")
+    resume: Optional[str] = option(None, "go on from this saved session (:save in the chat)", metavar="FILE")
     transcript: Optional[str] = option(
         None, "append the events to this file, one JSON object a line", metavar="FILE"
     )
@@ -59,6 +60,10 @@ def run(argv: list[str]) -> int:
             from .prompt_cache import preparing
 
             preparing(agent.session, Path(options.prompt_cache_dir), "agent")(agent)
+        if options.resume is not None:
+            from .repl import resume
+
+            resume(agent, Path(options.resume))
         transcript = _transcript(options, stack)
         printer = Printer(
             transcript,
