@@ -141,6 +141,8 @@ def _history() -> Any:
     try:
         folder = user_state_path("posttrainllm", appauthor=False, ensure_exists=True)
         file = folder / "history"
+        if file.exists() and not file.is_file():
+            return InMemoryHistory()  # a pipe or a device may never end
         os.close(os.open(file, os.O_CREAT | os.O_APPEND | os.O_RDWR, 0o600))
         file.chmod(0o600)  # it may be older than this rule
         return Kept(str(file))
