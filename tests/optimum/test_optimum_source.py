@@ -137,7 +137,7 @@ def test_a_graph_that_is_wrong_from_the_second_run_on_is_refused(
         past = "past_key_values.1.key"
         for node in model.graph.node:
             node.input[:] = ["faded" if name == past else name for name in node.input]
-        model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(0.5), "half"))
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(0.5, np.float32), "half"))
         model.graph.node.insert(0, onnx.helper.make_node("Mul", [past, "half"], ["faded"]))
         onnx.save(model, str(staging / "model.onnx"))
         return facts
