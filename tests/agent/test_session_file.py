@@ -96,9 +96,14 @@ def test_saving_and_resuming_change_no_bit(
     for agent in (never, saver):
         for text in ("one two one two one two", "one two one two"):
             play(agent, text)
+    learned = [0.1, 0.2, 0.3, 0.4, 0.5]
+    for agent in (never, saver):
+        if agent.drafter:
+            agent.drafter.state = learned
     save_session(saver, tmp_path / "s.kv")
     resumed.prepare()
     load_session(resumed, tmp_path / "s.kv")
+    assert resumed.drafter is None or resumed.drafter.state == learned
     for text in ("one two one two", "and the end"):
         events = [play(agent, text) for agent in (never, saver, resumed)]
         assert events[0] == events[1] == events[2]

@@ -64,7 +64,7 @@ def test_a_mistake_is_one_line_and_the_chat_goes_on(cache_dir: Path, line: str, 
     assert "6" in done.stdout
 
 
-def read_until(terminal: int, expected: bytes) -> None:
+def read_until(terminal: int, expected: bytes) -> bytes:
     """Read what the program prints, and say where the cursor is when it asks, as a terminal does."""
     seen = b""
     while expected not in seen:
@@ -74,6 +74,7 @@ def read_until(terminal: int, expected: bytes) -> None:
         seen += piece
         if b"\x1b[6n" in piece:
             os.write(terminal, b"\x1b[1;1R")
+    return seen
 
 
 def test_resume_goes_on_where_a_chat_was_left(run: Run, cache_dir: Path, tmp_path: Path) -> None:
@@ -150,12 +151,13 @@ def test_a_history_that_cannot_be_kept_costs_no_conversation(tmp_path: Path) -> 
     try:
         read_until(parent, b"of 1024 tokens held")
         os.write(parent, b"What is 6*7?\r")
-        read_until(parent, b"tok/s")
+        seen = read_until(parent, b"tok/s")
         os.write(parent, b"\x04")
         with contextlib.suppress(OSError):
-            while os.read(parent, 4096):
-                pass
+            while piece := os.read(parent, 4096):
+                seen += piece
         assert process.wait(timeout=30) == 0
+        assert b"Unhandled exception" not in seen
     finally:
         process.kill()
         os.close(parent)
