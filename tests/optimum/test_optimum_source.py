@@ -78,6 +78,15 @@ def make_source(
     return make
 
 
+def tables(bundle: Path, vocab_size: int) -> int:
+    """How many matrices of the graph have a row or a column for every id."""
+    import onnx
+
+    model = onnx.load(str(bundle / "model.onnx"), load_external_data=False)
+    assert (bundle / "model.onnx.data").is_file()
+    return sum(vocab_size in tensor.dims and len(tensor.dims) == 2 for tensor in model.graph.initializer)
+
+
 @needs_optimum
 @pytest.mark.parametrize("name", ["OPTConfig", "GPTBigCodeConfig", "StableLmConfig"])
 def test_logits_and_greedy_ids_are_those_of_transformers(
@@ -89,6 +98,7 @@ def test_logits_and_greedy_ids_are_those_of_transformers(
     report = export(source, tmp_path / "out")
     assert report.manifest.flavour == "optimum"
     assert report.manifest.parity["worst"] <= 1e-4
+    assert tables(report.bundle, model.config.vocab_size) == (1 if model.config.tie_word_embeddings else 2)
     session = load(report.bundle, provider="cpu")
     ids = np.random.default_rng(5).integers(0, session.vocab_size, 40).tolist()
     with torch.no_grad():
@@ -137,7 +147,7 @@ def test_a_graph_that_is_wrong_from_the_second_run_on_is_refused(
         past = "past_key_values.1.key"
         for node in model.graph.node:
             node.input[:] = ["faded" if name == past else name for name in node.input]
-        model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(0.5), "half"))
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(0.5, np.float32), "half"))
         model.graph.node.insert(0, onnx.helper.make_node("Mul", [past, "half"], ["faded"]))
         onnx.save(model, str(staging / "model.onnx"))
         return facts
