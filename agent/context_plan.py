@@ -92,6 +92,22 @@ class ContextPlan:
         """Ids of the system prompt, which never leave."""
         return [token for span in self._opening for token in span.ids]
 
+    @property
+    def turns(self) -> list[Turn]:
+        """What was said since, less what left."""
+        return list(self._turns)
+
+    def resume(self, turns: Sequence[Turn], ids: Sequence[int]) -> bool:
+        """Make the conversation that of `turns`, if it then has exactly `ids`; otherwise change nothing."""
+        present = self._dialect.mark()
+        conversation = self._put(turns)
+        if conversation.ids != list(ids) or len(ids) > self._limit:
+            self._dialect.restore(present)
+            return False
+        self._turns = list(turns)
+        self.conversation.replace(conversation.spans)
+        return True
+
     def admit(self, turn: UserTurn | ResultTurn) -> Admitted:
         """Append `turn`; afterwards a step has room. Raises NoRoomError, and changes nothing, if it cannot have it."""
         update = self._update(self.conversation, turn)
@@ -159,10 +175,14 @@ class ContextPlan:
         if not dropped:
             self._dialect.restore(self._present)
             return self.conversation
+        return self._put(_without(turns, dropped))
+
+    def _put(self, turns: Sequence[Turn]) -> Conversation:
+        """`turns` in ids; the dialect stands at their end afterwards."""
         conversation = Conversation()
         conversation.extend(self._opening)
         self._dialect.restore(self._opened)
-        for turn in _without(turns, dropped):
+        for turn in turns:
             if isinstance(turn, ReplyTurn):
                 spans = [IdSpan(span.origin, list(span.ids)) for span in turn.spans]
                 conversation.extend(spans)

@@ -8,25 +8,27 @@ taken back whole, so that the next one starts from a consistent conversation.
 from __future__ import annotations
 
 import itertools
-import json
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from numpy.typing import NDArray
+
 from ..runtime.errors import ContextFullError
 from ..runtime.generation import Step, generate
 from ..runtime.kv_cache import KVCache
 from ..runtime.sampler import Sampler
-from ..runtime.session import Session
+from ..runtime.session import PREFILL_CHUNK, Session
 from ..runtime.tokenizer import decode
 from . import events
 from .arguments import check_arguments, problem_result, unknown_tool_result
 from .chat_format import DEFAULT_HEADER, IdSpan
-from .context_plan import Admitted, ContextPlan, NoRoomError, Policy, ResultTurn, UserTurn
+from .context_plan import Admitted, ContextPlan, NoRoomError, Policy, ResultTurn, Turn, UserTurn
 from .conversation import Conversation
 from .dialect import open_dialect
 from .recorder import RunSettings, TrajectoryRecorder
+from .repetition import Repetition
 from .reply import Answer, Call, Malformed, Reply
 from .tools import Tool, ToolBackend, ToolResult
 
@@ -104,29 +106,53 @@ class Agent:
         self.tools = {tool.name: tool for tool in tools}
         self.dialect = open_dialect(session, header, tools, dialect)
         self.cache = session.new_cache(preallocate=preallocate) if cache is None else cache
-        self._drafter = session.new_drafter() if drafts and recorder is None else None
+        self.drafter = session.new_drafter() if drafts and recorder is None else None
         self._backend = backend
-        self._sampler = sampler or Sampler()
+        self.sampler = sampler or Sampler()
         self._limits = limits or Limits()
         self._approve = approve
         self._approve_all = approve_all
         self._always: set[str] = set()
         grammar = self.dialect.grammar
         self._grammars = (grammar(answer_only=False), grammar(answer_only=True)) if constrain else None
-        self._turn = -1
+        self.turn = -1
+        self._fed_ahead = 0  # ids of `prepare` that no event has counted yet
         self._plan = ContextPlan(
             self.dialect, limit=self.cache.max_length, reserve=self._limits.max_tokens, policy=context_policy
         )
         self._check_room(len(tools))
         self._recorder = recorder
         if recorder:
-            settings = RunSettings(header, tools, self._sampler, self._limits, constrain)
+            settings = RunSettings(header, tools, self.sampler, self._limits, constrain)
             recorder.begin(self.conversation, self.dialect, settings)
 
     @property
     def conversation(self) -> Conversation:
         """All ids so far."""
         return self._plan.conversation
+
+    @property
+    def opening(self) -> list[int]:
+        """Ids of the system prompt."""
+        return self._plan.opening
+
+    @property
+    def turns(self) -> list[Turn]:
+        """What was said, less what left the context."""
+        return self._plan.turns
+
+    def resume(self, turns: Sequence[Turn], number: int, ids: Sequence[int]) -> bool:
+        """Go on from a saved conversation, whose last user turn has `number`; False, and nothing changed, if
+        `turns` do not give `ids`."""
+        if not self._plan.resume(turns, ids):
+            return False
+        self.turn = number
+        return True
+
+    def restore(self, ids: Sequence[int], values: Sequence[NDArray[Any]]) -> None:
+        """Take over the keys and values of a saved conversation's first `ids`."""
+        self.cache.restore(ids, values)
+        self._fed_ahead = 0
 
     def _check_room(self, tools: int) -> None:
         found, limit = len(self.conversation), self.cache.max_length
@@ -141,12 +167,16 @@ class Agent:
         Always in chunks of its own: restored from a prompt cache it is then the same bit for bit.
         """
         ids = self.conversation.ids
-        if ids == self._plan.opening and self.cache.common_prefix(ids) < len(ids):
+        known = self.cache.common_prefix(ids)
+        if ids == self._plan.opening and known < len(ids):
+            known -= known % PREFILL_CHUNK
+            self.cache.rewind(known)
             self.session.prefill(ids, self.cache)
+            self._fed_ahead = len(ids) - known
 
     def run(self, text: str) -> Generator[events.Event, None, None]:
         """The events of one user turn; the last is an Answer or a Stop. Closing it takes the turn back."""
-        self._turn += 1
+        self.turn += 1
         mark, recorder = self._plan.mark(), self._recorder
         recorded = recorder.mark() if recorder else None
         try:
@@ -167,13 +197,13 @@ class Agent:
         return events.Stop(**self._stamp(), reason="interrupted", detail="the turn was taken back")
 
     def _run(self, text: str) -> Iterator[events.Event]:
-        admitted = self._admit(UserTurn(self._turn, text))
+        admitted = self._admit(UserTurn(self.turn, text))
         if self._recorder:
             self._recorder.fed("user", self.conversation, text)
         yield events.User(**self._stamp(), text=text, escaped=admitted.update.escaped or None)
         yield from self._left(admitted)
         retried = False
-        repeated = _Repeated()
+        repeated = Repetition()
         calls = 0
         for number in itertools.count():
             final = calls == self._limits.max_steps
@@ -205,19 +235,20 @@ class Agent:
         """Decode one assistant step into `output`, yielding deltas; the conversation keeps its ids."""
         prompt = self.conversation.ids
         output.prompt = len(prompt)
-        output.cached = self.cache.common_prefix(prompt)
+        output.cached = max(self.cache.common_prefix(prompt) - self._fed_ahead, 0)
+        self._fed_ahead = 0
         matcher = self._grammars[answer_only].matcher() if self._grammars else None
         scanner = None if matcher else self.dialect.scanner()
         steps = generate(
             self.session,
             prompt,
             cache=self.cache,
-            sampler=self._sampler,
+            sampler=self.sampler,
             max_tokens=self._limits.max_tokens,
             matcher=matcher,
             stop=() if matcher else self.dialect.stop,
             stop_ids=self.dialect.stop_ids,
-            drafter=self._drafter,
+            drafter=self.drafter,
             logprobs=self._recorder is not None,
         )
         for step in steps:
@@ -235,7 +266,7 @@ class Agent:
         elif output.stop == "stop":
             output.reply = self.dialect.read(self._raw(output))
         raw = self._raw(output)
-        self._plan.heard(self._turn, self.conversation.spans[before:], raw)
+        self._plan.heard(self.turn, self.conversation.spans[before:], raw)
         if self._recorder:
             self._recorder.said(self.conversation, output.steps, raw, output.reply, answer_only=answer_only)
 
@@ -292,7 +323,7 @@ class Agent:
             replaced=result.replaced or None,
             escaped=escaped or None,
         )
-        admitted = self._admit(ResultTurn(self._turn, result))
+        admitted = self._admit(ResultTurn(self.turn, result))
         yield from self._left(admitted)
         assert isinstance(admitted.turn, ResultTurn)
         shown = admitted.turn.result
@@ -362,20 +393,4 @@ class Agent:
         )
 
     def _stamp(self) -> dict[str, Any]:
-        return {"turn": self._turn, "time": round(time.time(), 3)}
-
-
-class _Repeated:
-    """Counts equal calls with equal results in a row."""
-
-    def __init__(self) -> None:
-        self._last: tuple[object, ...] | None = None
-        self._count = 0
-
-    def count(self, result: ToolResult, arguments: object) -> int:
-        """How often this call and its result came in a row by now."""
-        written = json.dumps(arguments, sort_keys=True, default=str)
-        call = (result.tool, written, result.stdout, result.stderr, result.exit_code)
-        self._count = self._count + 1 if call == self._last else 1
-        self._last = call
-        return self._count
+        return {"turn": self.turn, "time": round(time.time(), 3)}

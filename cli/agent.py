@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,9 +37,7 @@ class AgentOptions(LoopOptions):
         None, "offer a tool that asks a larger model at this OpenAI-compatible URL", metavar="URL"
     )
     escalate_model: Optional[str] = option(None, "the model to ask there", metavar="NAME")
-    prompt_cache_dir: Optional[str] = option(
-        None, "keep the system prompt's keys and values in this folder (docs/prompt-cache.md)", metavar="DIR"
-    )
+    resume: Optional[str] = option(None, "go on from this saved session (:save in the chat)", metavar="FILE")
     transcript: Optional[str] = option(
         None, "append the events to this file, one JSON object a line", metavar="FILE"
     )
@@ -59,9 +57,13 @@ def run(argv: list[str]) -> int:
     with ExitStack() as stack:
         agent = _agent(options)
         if options.prompt_cache_dir is not None:
-            from .prompt_cache import prepare
+            from .prompt_cache import preparing
 
-            prepare(agent, Path(options.prompt_cache_dir))
+            preparing(agent.session, Path(options.prompt_cache_dir), "agent")(agent)
+        if options.resume is not None:
+            from .repl import resume
+
+            resume(agent, Path(options.resume))
         transcript = _transcript(options, stack)
         printer = Printer(
             transcript,
@@ -71,7 +73,10 @@ def run(argv: list[str]) -> int:
         )
         if options.single is not None:
             return _turn(agent, options.single, printer)
-        return _repl(agent, printer, options)
+        from .repl import chat
+
+        agent.prepare()
+        return chat(agent, printer, lambda text: _turn(agent, text, printer), typed=not options.json_out)
 
 
 def _agent(options: AgentOptions) -> "Agent":
@@ -160,44 +165,6 @@ def _turn(agent: "Agent", text: str, printer: Printer) -> int:
         if isinstance(stop, SystemExit):  # a signal asked us to end
             raise
     return printer.exit_code
-
-
-def _repl(agent: "Agent", printer: Printer, options: AgentOptions) -> int:
-    """Turn after turn. Returns 0 to a person who ends it, and the last turn's code to a script."""
-    agent.prepare()
-    typed = not options.json_out and sys.stdin.isatty() and sys.stdout.isatty()
-    code = 0
-    for line in _typed_lines() if typed else _piped_lines():
-        if line is None:  # Ctrl-C at the prompt
-            if code == 130:
-                return 130
-            code = 130
-            print("agent: Ctrl-C again, Ctrl-D or :quit ends", file=sys.stderr)
-        elif line.strip() in (":quit", ":q"):
-            break
-        elif line.strip():
-            code = _turn(agent, line, printer)
-    return 0 if typed else code
-
-
-def _piped_lines() -> Iterator[str]:
-    for line in sys.stdin:
-        yield line.rstrip("\r\n")
-
-
-def _typed_lines() -> Iterator[Optional[str]]:
-    """What a person types, line by line; None for Ctrl-C."""
-    from prompt_toolkit import PromptSession
-    from prompt_toolkit.history import InMemoryHistory
-
-    session: PromptSession[str] = PromptSession(history=InMemoryHistory())
-    while True:
-        try:
-            yield session.prompt("you> ")
-        except KeyboardInterrupt:
-            yield None
-        except EOFError:
-            return
 
 
 def _ask(tool: "Tool", arguments: Mapping[str, Any]) -> "Approval":

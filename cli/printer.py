@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 
 from ..agent import events
 from .terminal import AnswerStream, printable
@@ -24,12 +25,20 @@ class Printer:
         self._stream = AnswerStream()
         self._streamed = False
         self._cut = ""
+        self._began = 0.0
         self.exit_code = 0
+        self.tokens_per_second = 0.0  # of the last step
 
     def show(self, event: events.Event) -> None:
         """Record one event, then print it."""
         if self._transcript:
             self._transcript.write(event)
+        if isinstance(event, events.Delta):
+            self._began = self._began or time.monotonic()
+        elif isinstance(event, events.Assistant):
+            taken, self._began = time.monotonic() - self._began, 0.0
+            count = event.sampled_tokens + event.forced_tokens
+            self.tokens_per_second = count / taken if 0 < taken < 3600 else 0.0
         if isinstance(event, events.AnswerEvent):
             self.exit_code = 5 if event.fallback else 0
         elif isinstance(event, events.Stop):

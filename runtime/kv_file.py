@@ -2,11 +2,13 @@
 
     8 bytes     magic, ends with the version of the format
     8 bytes     length of the header, little-endian
-    header      JSON: identity, ids, kv (layers, heads, head_dim, dtype), model, sha256 of what follows
+    32 bytes    SHA-256 of the header: ids that were changed would be another prompt
+    header      JSON: identity, ids, kv (layers, heads, head_dim, dtype), model, sha256 of what follows, more
     zeros       up to a multiple of 64
     data        layer by layer, key then value: [heads, len(ids), head_dim], C order, little-endian
 
 `identity` names everything that changes the values: weights, graph, tokenizer, provider. Who reads decides whether it fits.
+`more` is the writer's own.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from .bundle import KVLayout, fsync
 
 MAGIC = b"PTLLMKV\x01"
 _ALIGN = 64
+_FIXED = 48  # what stands before the header
 _MAX_HEADER = 64 << 20
 
 
@@ -46,6 +49,7 @@ class KVHeader:
     layout: tuple[int, int, int, str]
     sha256: str
     start: int
+    more: Any = None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -65,7 +69,14 @@ def layout_of(kv: KVLayout) -> tuple[int, int, int, str]:
 
 
 def write_kv(
-    file: Path, values: Sequence[NDArray[Any]], *, ids: Sequence[int], identity: str, model: str, kv: KVLayout
+    file: Path,
+    values: Sequence[NDArray[Any]],
+    *,
+    ids: Sequence[int],
+    identity: str,
+    model: str,
+    kv: KVLayout,
+    more: Any = None,
 ) -> None:
     """Write `values` (key and value of each layer, [heads, len(ids), head_dim]) to `file`. Raises OSError."""
     digest = hashlib.sha256()
@@ -78,12 +89,14 @@ def write_kv(
             "model": model,
             "kv": layout_of(kv),
             "sha256": digest.hexdigest(),
+            "more": more,
         }
     ).encode()
     handle, name = tempfile.mkstemp(prefix=f".{file.name}.", suffix=".tmp", dir=file.parent)
     try:
         with os.fdopen(handle, "wb") as out:
-            out.write(MAGIC + len(header).to_bytes(8, "little") + header)
+            out.write(MAGIC + len(header).to_bytes(8, "little"))
+            out.write(hashlib.sha256(header).digest() + header)
             out.write(b"\0" * (-out.tell() % _ALIGN))
             for array in values:
                 out.write(np.ascontiguousarray(array).data)
@@ -106,8 +119,11 @@ def read_header(file: Path) -> KVHeader:
             length = int.from_bytes(source.read(8), "little")
             if length > _MAX_HEADER:
                 raise KVFileError("a damaged header")
-            data = json.loads(source.read(length))
-            start = -(-(16 + length) // _ALIGN) * _ALIGN
+            digest, text = source.read(32), source.read(length)
+            if hashlib.sha256(text).digest() != digest:
+                raise KVFileError("a damaged header")
+            data = json.loads(text)
+            start = -(-(_FIXED + length) // _ALIGN) * _ALIGN
             size = os.fstat(source.fileno()).st_size
         layers, heads, head_dim, dtype = data["kv"]
         ids = tuple(data["ids"])
@@ -121,6 +137,7 @@ def read_header(file: Path) -> KVHeader:
             (layers, heads, head_dim, dtype),
             str(data["sha256"]),
             start,
+            data.get("more"),
         )
     except OSError as error:
         raise KVFileError(error.strerror or str(error)) from None

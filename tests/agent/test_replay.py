@@ -30,7 +30,7 @@ Record = Callable[..., Trajectory]
 
 @pytest.fixture(scope="module")
 def session(make_bundle: Callable[..., Path]) -> Session:
-    return load(make_bundle(d_model=32, heads=4, layers=2, ctx=1536))
+    return load(make_bundle(d_model=32, heads=4, layers=2, ctx=2048))
 
 
 @pytest.fixture
@@ -93,6 +93,16 @@ def test_every_segment_is_replayed(record: Record, session: Session) -> None:
     report = replay(found, session)
     assert report.segments == len(found.segments)
     assert report.wrong == []
+
+
+def test_what_left_a_full_context_is_a_segment_that_comes_out_again(record: Record, session: Session) -> None:
+    turns = [f"question {number}" for number in range(6)]
+    found = record(*turns, cache=session.new_cache(max_length=1300))
+    assert len(found.segments) > 1
+    assert all(len(stretch.ids) <= 1300 for stretch in found.stretches())
+    report = replay(found, session)
+    assert report.wrong == report.close == []
+    assert report.worst_logprob < 1e-5
 
 
 def change(found: Trajectory, edit: Callable[[TrajectoryStep], TrajectoryStep]) -> Trajectory:
@@ -171,7 +181,7 @@ def test_ids_that_the_model_cannot_take_are_refused(record: Record, session: Ses
     big = replace(found, steps=[replace(found.steps[0], input_ids=[256]), *found.steps[1:]])
     with pytest.raises(InputError, match="the id 256"):
         replay(big, session)
-    long = replace(found, steps=[replace(found.steps[0], input_ids=[65] * 1536), *found.steps[1:]])
+    long = replace(found, steps=[replace(found.steps[0], input_ids=[65] * 2048), *found.steps[1:]])
     with pytest.raises(InputError, match="longer than the context"):
         replay(long, session)
 

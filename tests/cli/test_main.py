@@ -37,7 +37,7 @@ def test_no_command_is_a_usage_error(run: Run) -> None:
         (["agent", "--temperature", "nan"], "--temperature: nan"),
         (["agent", "--tool-timeout", "0"], "--tool-timeout: 0"),
         (["agent", "--top-p", "2"], "--top-p: 2"),
-        (["agent", "--prompt-cache-dir", "x"], "unrecognized arguments: --prompt-cache-dir"),
+        (["agent", "--prompt-cash-dir", "x"], "unrecognized arguments: --prompt-cash-dir"),
         (["agent", "--transc", "x"], "unrecognized arguments: --transc"),
         (["agent", "model.tinygpt"], "--tools: missing"),
         (["sample", "demo"], "--prompt"),
