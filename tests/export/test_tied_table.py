@@ -9,9 +9,13 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.reference
+import onnx_ir as ir
+import onnxruntime as ort
 import pytest
 
 from posttrainllm.export.exporter import export
+from posttrainllm.export.tied_tables import share_tables
 
 safetensors = pytest.importorskip("safetensors.numpy")
 
@@ -114,3 +118,47 @@ def test_a_head_that_differs_is_a_warning_where_the_config_ties_it(
 def test_a_head_of_its_own_is_stored(make_source: Callable[..., Path], tmp_path: Path) -> None:
     report = export(make_source("other", tie_word_embeddings=False), tmp_path / "out", precision="fp32")
     assert tables(report.bundle) == ["lm_head.weight", TABLE]
+
+
+def head_of(table: Any, weight: Any, *, opset: int) -> onnx.ModelProto:
+    """ids -> rows of `table` -> times `weight`: what torch's exporter writes, in little."""
+    nodes = [
+        onnx.helper.make_node("Gather", ["table", "ids"], ["hidden"]),
+        onnx.helper.make_node("MatMul", ["hidden", "weight"], ["logits"]),
+    ]
+    graph = onnx.helper.make_graph(
+        nodes,
+        "head",
+        [onnx.helper.make_tensor_value_info("ids", onnx.TensorProto.INT64, ["batch", "n"])],
+        [
+            onnx.helper.make_tensor_value_info(
+                "logits", onnx.TensorProto.FLOAT, ["batch", "n", weight.shape[1]]
+            )
+        ],
+        [onnx.numpy_helper.from_array(table, "table"), onnx.numpy_helper.from_array(weight, "weight")],
+    )
+    return onnx.helper.make_model(graph, ir_version=8, opset_imports=[onnx.helper.make_opsetid("", opset)])
+
+
+@pytest.mark.parametrize("opset", [13, 18])
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_turned_copy_in_a_graph_of_others_gives_way_to_the_table(tied: bool, opset: int) -> None:
+    rng = np.random.default_rng(0)
+    table = rng.standard_normal((50, 50)).astype(np.float32)  # square: only the values tell a copy
+    weight = np.ascontiguousarray(table.T) if tied else table
+    proto = head_of(table, weight, opset=opset)
+    model = ir.from_proto(proto)
+    assert share_tables(model) == int(tied)
+    shared = ir.to_proto(model)
+    onnx.checker.check_model(shared, full_check=True)
+    assert len([t for t in shared.graph.initializer if len(t.dims) == 2]) == (1 if tied else 2)
+    ids = rng.integers(0, 50, (3, 7))
+    evaluators: list[Any] = [onnx.reference.ReferenceEvaluator, run_here]
+    for evaluate in evaluators:
+        (found,) = evaluate(shared).run(None, {"ids": ids})
+        expected = table[ids] @ weight
+        assert np.abs(found - expected).max() < 1e-5 * np.ptp(expected)
+
+
+def run_here(model: onnx.ModelProto) -> Any:
+    return ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])

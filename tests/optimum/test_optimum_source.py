@@ -78,6 +78,15 @@ def make_source(
     return make
 
 
+def tables(bundle: Path, vocab_size: int) -> int:
+    """How many matrices of the graph have a row or a column for every id."""
+    import onnx
+
+    model = onnx.load(str(bundle / "model.onnx"), load_external_data=False)
+    assert (bundle / "model.onnx.data").is_file()
+    return sum(vocab_size in tensor.dims and len(tensor.dims) == 2 for tensor in model.graph.initializer)
+
+
 @needs_optimum
 @pytest.mark.parametrize("name", ["OPTConfig", "GPTBigCodeConfig", "StableLmConfig"])
 def test_logits_and_greedy_ids_are_those_of_transformers(
@@ -89,6 +98,7 @@ def test_logits_and_greedy_ids_are_those_of_transformers(
     report = export(source, tmp_path / "out")
     assert report.manifest.flavour == "optimum"
     assert report.manifest.parity["worst"] <= 1e-4
+    assert tables(report.bundle, model.config.vocab_size) == (1 if model.config.tie_word_embeddings else 2)
     session = load(report.bundle, provider="cpu")
     ids = np.random.default_rng(5).integers(0, session.vocab_size, 40).tolist()
     with torch.no_grad():
