@@ -8,12 +8,14 @@ less of it. An update takes effect once it is committed, so what does not fit ch
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..runtime.errors import BundleError, GrammarError, ToolFileError
 from ..runtime.grammar import Grammar
+from ..runtime.json_schema import children
 from ..runtime.session import Session
 from .chat_format import ANSWER_SCHEMA, IdSpan, Piece, PosttrainDialect, encode, reply_schema
 from .conversation import Conversation
@@ -151,6 +153,9 @@ class PosttrainConversation:
     def grammar(self, *, answer_only: bool) -> Grammar:
         """A call or an answer, as one JSON object."""
         session = self._session
+        if session.tokenizer.encode_content(MARKER_START).escaped:
+            for tool in self._tools.values():
+                _refuse_markers(tool.name, tool.parameters, "")
         schema: Mapping[str, Any] = ANSWER_SCHEMA if answer_only else reply_schema(list(self._tools.values()))
         try:
             return Grammar(schema, session.tokenizer, vocab_size=session.vocab_size)
@@ -189,6 +194,29 @@ class PosttrainConversation:
             *self._dialect.tool_result(ToolResult("t", "", "", 0)),
         ]
         return hashlib.sha256("".join(piece.text for piece in pieces).encode()).hexdigest()
+
+
+MARKER_START = "<|"
+
+
+def _refuse_markers(tool: str, schema: object, pointer: str) -> None:
+    """For models that read a spelled marker as one: a schema must not make the grammar force it into a reply.
+
+    Raises ToolFileError.
+    """
+    if not isinstance(schema, Mapping):
+        return
+    for keyword in ("properties", "enum", "const"):
+        held = list(schema[keyword]) if keyword == "properties" and keyword in schema else schema.get(keyword)
+        if MARKER_START in json.dumps(held, ensure_ascii=False):
+            raise ToolFileError(
+                f"tool {tool}",
+                f"parameters#{pointer}/{keyword}: {MARKER_START} in a name or value",
+                "none, for a model whose turn markers are spelled out with it",
+                "or use --no-constrain",
+            )
+    for below, inner in children(schema):
+        _refuse_markers(tool, inner, pointer + below)
 
 
 def refused_schema(tool: str, pointer: str, error: GrammarError) -> ToolFileError:

@@ -426,8 +426,9 @@ def test_equal_calls_in_a_row_end_the_turn(folder: Callable[..., Path]) -> None:
     agent = make(session)
     events = [event.to_json() for event in agent.run("x")]
     assert (events[-1]["type"], events[-1]["reason"]) == ("stop", "repeat")
-    assert sum(event["type"] == "tool_call" for event in events) == 3
-    session.replies[3:] = ["ok"]
+    codes = [event["exit_code"] for event in events if event["type"] == "tool_call"]
+    assert codes == [0, 0, 0, 126], "the fourth is told, not run"
+    session.replies[4:] = ["ok"]
     assert summary(agent.run("again"))[-1] == ("answer", "ok"), "the conversation goes on"
 
 
