@@ -108,6 +108,7 @@ class PosttrainConversation:
         self._header = header
         self._tools = {tool.name: tool for tool in tools}
         self._dialect = PosttrainDialect()
+        self._opened = encode(self._dialect.user("")[-1:], session.tokenizer)[0][0].ids
 
     def opening(self) -> list[IdSpan]:
         """The system turn."""
@@ -131,9 +132,12 @@ class PosttrainConversation:
     def _closing(self, conversation: Conversation) -> list[Piece]:
         """What ends the assistant's last turn; the marker only if the model did not say it itself."""
         last = conversation.spans[-1]
-        if last.origin not in ("sampled", "forced"):
-            return []
         closing = self._dialect.end_of_turn()
+        if last.origin not in (
+            "sampled",
+            "forced",
+        ):  # the opening, or a turn that was opened and stopped there
+            return closing if last.ids == self._opened else []
         said = conversation.ids[-len(self.stop) :] == list(self.stop)
         return closing[1:] if said else closing
 

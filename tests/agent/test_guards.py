@@ -100,7 +100,7 @@ def test_the_parser_says_where(broken: str, place: str, scripted: Callable[..., 
 def test_the_retry_counts_for_a_turn_and_comes_back_with_the_next(scripted: Callable[..., Any]) -> None:
     broken = '{"tool": "record", "arguments": {"id": }}'
     run = Run(scripted([broken, ONE, broken, broken, DONE]))
-    assert run.last["text"] == broken
+    assert run.last["text"] == broken[:-1], "up to where it stopped being JSON"
     assert run.last["fallback"] is True
     assert [event["exit_code"] for event in run.of("tool_call")] == [2, 0]
     again = run.turn("again")
@@ -211,7 +211,7 @@ def test_text_before_a_call_is_kept(scripted: Callable[..., Any]) -> None:
 def test_the_same_call_again_and_again_is_told_and_ends_the_turn(
     constrain: bool, scripted: Callable[..., Any]
 ) -> None:
-    run = Run(scripted([ONE] * 4 + [DONE]), constrain=constrain)
+    run = Run(scripted([ONE] * 4 + [DONE, DONE]), constrain=constrain)
     assert len(run.ran) == 3
     assert [event["exit_code"] for event in run.of("tool_call")] == [0, 0, 0, 126]
     assert (
@@ -220,6 +220,8 @@ def test_the_same_call_again_and_again_is_told_and_ends_the_turn(
     assert (run.last["type"], run.last["reason"]) == ("stop", "repeat")
     assert run.turn("go on")[-1]["text"] == "done"
     assert "not run: the same call" in run.session.seen, "and the next turn knows"
+    closed = "<|im_start|>assistant\n<|im_end|>\n<|im_start|>user\ngo on<|im_end|>"
+    assert closed in run.session.seen, "the turn that was opened for the model is closed"
 
 
 def test_calls_that_cannot_run_count_as_equal_calls(scripted: Callable[..., Any]) -> None:

@@ -432,6 +432,22 @@ def test_equal_calls_in_a_row_end_the_turn(folder: Callable[..., Path]) -> None:
     assert summary(agent.run("again"))[-1] == ("answer", "ok"), "the conversation goes on"
 
 
+@pytest.mark.parametrize("constrain", [True, False])
+@pytest.mark.parametrize("name", FAMILY)
+def test_a_turn_that_stopped_without_an_answer_does_not_end_the_conversation(
+    name: str, constrain: bool, folder: Callable[..., Path]
+) -> None:
+    """Gemma's and Mistral's templates refuse a user's turn right behind another, or behind a result."""
+    call = thought(name) + FORMAT[name].text("echo", {"text": "x"})
+    said = thought(name) + (" " if name == "mistral" else "") + "ok"
+    session = TemplateSession(folder(name), [call] * 4 + [said, said], FAMILY[name][1])
+    agent = make(session, constrain=constrain)
+    assert summary(agent.run("x"))[-1] == ("stop", "repeat")
+    assert summary(agent.run("again"))[-1] == ("answer", "ok")
+    assert ("(no answer)" in session.seen) is (name in ("gemma", "mistral"))
+    assert summary(agent.run("and again"))[-1] == ("answer", "ok")
+
+
 def test_of_several_calls_the_first_counts(folder: Callable[..., Path]) -> None:
     """P09: and the history says that it was the only one."""
     one, two = (FORMAT["hermes"].text("echo", {"text": text}) for text in ("one", "two"))
