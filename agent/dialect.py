@@ -22,6 +22,8 @@ from .conversation import Conversation
 from .reply import Reply, ReplyScanner, parse_object
 from .tools import Tool, ToolResult
 
+MARKER_START = "<|"
+
 
 @dataclass(frozen=True)
 class Update:
@@ -158,8 +160,8 @@ class PosttrainConversation:
         """A call or an answer, as one JSON object."""
         session = self._session
         if session.tokenizer.encode_content(MARKER_START).escaped:
-            for tool in self._tools.values():
-                _refuse_markers(tool.name, tool.parameters, "")
+            for name, held in self._tools.items():
+                _refuse_markers(name, held.parameters, "")
         schema: Mapping[str, Any] = ANSWER_SCHEMA if answer_only else reply_schema(list(self._tools.values()))
         try:
             return Grammar(schema, session.tokenizer, vocab_size=session.vocab_size)
@@ -198,9 +200,6 @@ class PosttrainConversation:
             *self._dialect.tool_result(ToolResult("t", "", "", 0)),
         ]
         return hashlib.sha256("".join(piece.text for piece in pieces).encode()).hexdigest()
-
-
-MARKER_START = "<|"
 
 
 def _refuse_markers(tool: str, schema: object, pointer: str) -> None:

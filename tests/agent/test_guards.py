@@ -38,8 +38,17 @@ class Run:
         self.ran: list[dict[str, Any]] = []
         handlers = HandlerRegistry()
         record = options.pop("record", lambda **arguments: "kept")
-        handlers.register("record", lambda **given: (self.ran.append(given), record(**given))[1])
-        handlers.register("ping", lambda: (self.ran.append({}), "pong")[1])
+
+        def run(**given: Any) -> Any:
+            self.ran.append(given)
+            return record(**given)
+
+        def ping() -> str:
+            self.ran.append({})
+            return "pong"
+
+        handlers.register("record", run)
+        handlers.register("ping", ping)
         options.setdefault("constrain", False)
         self.agent = Agent(session, (RECORD, PING), backend=FunctionBackend(handlers), **options)
         self.session = session
