@@ -44,6 +44,7 @@ class Settings:
     preallocate: bool = True
     dialect: str | None = None  # None: the model's own
     context_policy: Policy = "evict"
+    prepare: Callable[[Agent], None] | None = None  # called before each task
     recorder: Callable[[Task], TrajectoryRecorder] | None = None  # makes the one of a task
     backend: Callable[[Path], ToolBackend] = lambda folder: CommandBackend(cwd=folder)
 
@@ -138,6 +139,8 @@ def _run(
         )
     except ContextFullError as error:
         raise InputError(task.where, f"the system prompt does not fit: {error}") from None
+    if settings.prepare:
+        settings.prepare(agent)
     watch = _Watch(backend)
     started = time.monotonic()
     for event in agent.run(task.prompt):

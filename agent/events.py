@@ -58,7 +58,7 @@ class User(Event):
 class Assistant(Event):
     """One step of the assistant. `stop`: "stop", "length" or "context", as `generate` ended.
 
-    prompt_tokens: ids before the step; cached_tokens: how many of them were in the KV cache already.
+    prompt_tokens: ids before the step; cached_tokens: how many of them had not to be computed.
     `dialect` is set when a call came in a shape of another protocol.
     """
 

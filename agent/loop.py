@@ -13,11 +13,13 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from numpy.typing import NDArray
+
 from ..runtime.errors import ContextFullError
 from ..runtime.generation import Step, generate
 from ..runtime.kv_cache import KVCache
 from ..runtime.sampler import Sampler
-from ..runtime.session import Session
+from ..runtime.session import PREFILL_CHUNK, Session
 from ..runtime.tokenizer import decode
 from . import events
 from .arguments import check_arguments, problem_result, unknown_tool_result
@@ -103,9 +105,9 @@ class Agent:
         self.tools = {tool.name: tool for tool in tools}
         self.dialect = open_dialect(session, header, tools, dialect)
         self.cache = session.new_cache(preallocate=preallocate) if cache is None else cache
-        self._drafter = session.new_drafter() if drafts and recorder is None else None
+        self.drafter = session.new_drafter() if drafts and recorder is None else None
         self._backend = backend
-        self._sampler = sampler or Sampler()
+        self.sampler = sampler or Sampler()
         self._limits = limits or Limits()
         self._approve = approve
         self._approve_all = approve_all
@@ -113,13 +115,14 @@ class Agent:
         grammar = self.dialect.grammar
         self._grammars = (grammar(answer_only=False), grammar(answer_only=True)) if constrain else None
         self.turn = -1
+        self._fed_ahead = 0  # ids of `prepare` that no event has counted yet
         self._plan = ContextPlan(
             self.dialect, limit=self.cache.max_length, reserve=self._limits.max_tokens, policy=context_policy
         )
         self._check_room(len(tools))
         self._recorder = recorder
         if recorder:
-            settings = RunSettings(header, tools, self._sampler, self._limits, constrain)
+            settings = RunSettings(header, tools, self.sampler, self._limits, constrain)
             recorder.begin(self.conversation, self.dialect, settings)
 
     @property
@@ -137,13 +140,6 @@ class Agent:
         """What was said, less what left the context."""
         return self._plan.turns
 
-    def feed_all(self) -> list[int]:
-        """All ids, which the cache holds afterwards."""
-        ids = self.conversation.ids
-        if self.cache.ids != ids:
-            self.session.prefill(ids, self.cache)
-        return ids
-
     def resume(self, turns: Sequence[Turn], number: int, ids: Sequence[int]) -> bool:
         """Go on from a saved conversation, whose last user turn has `number`; False, and nothing changed, if
         `turns` do not give `ids`."""
@@ -151,6 +147,11 @@ class Agent:
             return False
         self.turn = number
         return True
+
+    def restore(self, ids: Sequence[int], values: Sequence[NDArray[Any]]) -> None:
+        """Take over the keys and values of a saved conversation's first `ids`."""
+        self.cache.restore(ids, values)
+        self._fed_ahead = 0
 
     def _check_room(self, tools: int) -> None:
         found, limit = len(self.conversation), self.cache.max_length
@@ -165,8 +166,12 @@ class Agent:
         Always in chunks of its own: restored from a prompt cache it is then the same bit for bit.
         """
         ids = self.conversation.ids
-        if ids == self._plan.opening and self.cache.common_prefix(ids) < len(ids):
+        known = self.cache.common_prefix(ids)
+        if ids == self._plan.opening and known < len(ids):
+            known -= known % PREFILL_CHUNK
+            self.cache.rewind(known)
             self.session.prefill(ids, self.cache)
+            self._fed_ahead = len(ids) - known
 
     def run(self, text: str) -> Generator[events.Event, None, None]:
         """The events of one user turn; the last is an Answer or a Stop. Closing it takes the turn back."""
@@ -231,19 +236,20 @@ class Agent:
         """Decode one assistant step into `output`, yielding deltas; the conversation keeps its ids."""
         prompt = self.conversation.ids
         output.prompt = len(prompt)
-        output.cached = self.cache.common_prefix(prompt)
+        output.cached = max(self.cache.common_prefix(prompt) - self._fed_ahead, 0)
+        self._fed_ahead = 0
         matcher = self._grammars[answer_only].matcher() if self._grammars else None
         scanner = None if matcher else self.dialect.scanner()
         steps = generate(
             self.session,
             prompt,
             cache=self.cache,
-            sampler=self._sampler,
+            sampler=self.sampler,
             max_tokens=self._limits.max_tokens,
             matcher=matcher,
             stop=() if matcher else self.dialect.stop,
             stop_ids=self.dialect.stop_ids,
-            drafter=self._drafter,
+            drafter=self.drafter,
             logprobs=self._recorder is not None,
         )
         for step in steps:

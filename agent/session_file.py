@@ -7,6 +7,7 @@ Its turns are put into ids again; they have to be the stored ones, so nothing is
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from numpy.typing import NDArray
 
 from ..runtime.errors import InputError, UsageError
-from ..runtime.kv_file import KVFileError, KVHeader, layout_of, read_header, read_values, write_kv
+from ..runtime.kv_file import MAGIC, KVFileError, KVHeader, layout_of, read_header, read_values, write_kv
 from ..runtime.prompt_cache import identity
 from .chat_format import IdSpan, Origin
 from .context_plan import ReplyTurn, ResultTurn, Turn, UserTurn
@@ -32,8 +33,21 @@ _FIELDS = {entry.name for entry in fields(ToolResult)}
 def save_session(agent: Agent, file: Path) -> int:
     """Write the conversation of `agent` to `file`; the number of its ids. Raises UsageError."""
     session = agent.session
-    ids = agent.feed_all()
+    ids = agent.conversation.ids
+    if not ids:
+        raise UsageError(file, "nothing was said, so there is nothing to save")
+    agent.prepare()
+    if not agent.cache.common_prefix(ids):  # another agent has used its cache since
+        session.prefill(ids, agent.cache)
+    # What was sampled last is not fed yet. To feed it alone would change the bits of what follows.
+    held = agent.cache.common_prefix(ids)
+    file = Path(os.path.realpath(file))
+    _refuse_other(file)
     more = {
+        "pending": ids[held:],
+        "seed": agent.sampler.seed,
+        "random": agent.sampler.state,
+        "drafts": agent.drafter.state if agent.drafter else None,
         "session": VERSION,
         "weights": weights_fingerprint(session.bundle),
         "dialect": agent.dialect.name,
@@ -44,8 +58,8 @@ def save_session(agent: Agent, file: Path) -> int:
     try:
         write_kv(
             file,
-            agent.cache.snapshot(len(ids)),
-            ids=ids,
+            agent.cache.snapshot(held),
+            ids=ids[:held],
             identity=identity(session),
             model=str(session.bundle.path),
             kv=session.manifest.kv,
@@ -75,21 +89,56 @@ def load_session(agent: Agent, file: Path) -> int:
             file, f"saved with the weights {more.get('weights')}", f"those of this model: {weights}"
         )
     opening = agent.opening
-    if list(header.ids[: len(opening)]) != opening or more.get("dialect") != agent.dialect.name:
+    pending = more.get("pending")
+    if not isinstance(pending, list) or not all(type(token) is int for token in pending):
+        raise InputError(file, "no pending ids", "a file that :save wrote")
+    ids = [*header.ids, *pending]
+    if ids[: len(opening)] != opening or more.get("dialect") != agent.dialect.name:
         raise InputError(
             file, "saved with another system prompt, other tools or another dialect", "the same as here"
         )
-    turns = _turns(file, more.get("turns"))
+    turns = _turns(file, more.get("turns"), agent.session.vocab_size)
     number = more.get("number")
     if type(number) is not int:
         raise InputError(file, "no turn number", "a file that :save wrote")
     values = _values(agent, file, header)
-    if not agent.resume(turns, number, header.ids):
+    state = agent.sampler.state, agent.drafter.state if agent.drafter else None
+    _resume_state(agent, file, more)
+    if not agent.resume(turns, number, ids):
+        agent.sampler.state = state[0]
+        if agent.drafter and state[1] is not None:
+            agent.drafter.state = state[1]
         raise InputError(file, "its turns do not give its ids", "a conversation as it was held")
     if values is None:
         return 0
-    agent.cache.restore(header.ids, list(values))
-    return len(header.ids)
+    agent.restore(header.ids, list(values))
+    return len(ids)
+
+
+def _resume_state(agent: Agent, file: Path, more: Mapping[str, Any]) -> None:
+    """Drafts as long as they would have been; with the seed of then, the random numbers that would have come."""
+    before = agent.sampler.state
+    try:
+        if more.get("seed") == agent.sampler.seed:
+            agent.sampler.state = more["random"]
+        if agent.drafter and more.get("drafts") is not None:
+            agent.drafter.state = more["drafts"]
+    except (ValueError, TypeError, KeyError, AttributeError):
+        agent.sampler.state = before
+        raise InputError(file, "a state of sampling that is none", "a file that :save wrote") from None
+
+
+def _refuse_other(file: Path) -> None:
+    """Raises UsageError if `file` is there and is not one of ours: it may be dear to somebody."""
+    if not file.exists():
+        return
+    try:
+        with file.open("rb") as source:
+            ours = source.read(len(MAGIC)) == MAGIC
+    except OSError as error:
+        raise UsageError(file, f"cannot be written ({error.strerror or error})") from None
+    if not ours:
+        raise UsageError(file, "exists and is no saved session", "another name")
 
 
 def _values(agent: Agent, file: Path, header: KVHeader) -> NDArray[Any] | None:
@@ -112,27 +161,27 @@ def _to_json(turn: Turn) -> dict[str, Any]:
     return {"result": asdict(turn.result), "number": turn.number}
 
 
-def _turns(file: Path, data: object) -> list[Turn]:
+def _turns(file: Path, data: object, vocab_size: int) -> list[Turn]:
     """The turns in a file. Raises InputError with the index of one that is none."""
     if not isinstance(data, list):
         raise InputError(file, "no turns", "a file that :save wrote")
     turns: list[Turn] = []
     for place, entry in enumerate(data):
-        turn = _turn(entry) if isinstance(entry, dict) else None
+        turn = _turn(entry, vocab_size) if isinstance(entry, dict) else None
         if turn is None:
             raise InputError(f"{file}, turn {place}", "malformed", "what a user, the model or a tool said")
         turns.append(turn)
     return turns
 
 
-def _turn(entry: Mapping[str, Any]) -> Turn | None:
+def _turn(entry: Mapping[str, Any], vocab_size: int) -> Turn | None:
     number, user, reply, result = (entry.get(name) for name in ("number", "user", "reply", "result"))
     if type(number) is not int:
         return None
     if isinstance(user, str):
         return UserTurn(number, user)
     if isinstance(reply, str):
-        spans = _spans(entry.get("spans"))
+        spans = _spans(entry.get("spans"), vocab_size)
         return None if spans is None else ReplyTurn(number, tuple(spans), reply)
     if isinstance(result, dict) and set(result) == _FIELDS:
         try:
@@ -146,7 +195,7 @@ def _turn(entry: Mapping[str, Any]) -> Turn | None:
     return None
 
 
-def _spans(data: object) -> Sequence[IdSpan] | None:
+def _spans(data: object, vocab_size: int) -> Sequence[IdSpan] | None:
     if not isinstance(data, list):
         return None
     spans = []
@@ -154,7 +203,9 @@ def _spans(data: object) -> Sequence[IdSpan] | None:
         if not isinstance(entry, list) or len(entry) != 2 or entry[0] not in get_args(Origin):
             return None
         origin, ids = entry
-        if not isinstance(ids, list) or not all(type(token) is int and token >= 0 for token in ids):
+        if not isinstance(ids, list) or not all(
+            type(token) is int and 0 <= token < vocab_size for token in ids
+        ):
             return None
         spans.append(IdSpan(origin, ids))
     return spans

@@ -37,9 +37,7 @@ class AgentOptions(LoopOptions):
         None, "offer a tool that asks a larger model at this OpenAI-compatible URL", metavar="URL"
     )
     escalate_model: Optional[str] = option(None, "the model to ask there", metavar="NAME")
-    prompt_cache_dir: Optional[str] = option(
-        None, "keep the system prompt's keys and values in this folder (docs/prompt-cache.md)", metavar="DIR"
-    )
+    resume: Optional[str] = option(None, "go on from this saved session (:save in the chat)", metavar="FILE")
     transcript: Optional[str] = option(
         None, "append the events to this file, one JSON object a line", metavar="FILE"
     )
@@ -59,9 +57,13 @@ def run(argv: list[str]) -> int:
     with ExitStack() as stack:
         agent = _agent(options)
         if options.prompt_cache_dir is not None:
-            from .prompt_cache import prepare
+            from .prompt_cache import preparing
 
-            prepare(agent, Path(options.prompt_cache_dir))
+            preparing(agent.session, Path(options.prompt_cache_dir), "agent")(agent)
+        if options.resume is not None:
+            from .repl import resume
+
+            resume(agent, Path(options.resume))
         transcript = _transcript(options, stack)
         printer = Printer(
             transcript,

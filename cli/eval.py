@@ -103,6 +103,10 @@ def _outcomes(options: EvalOptions) -> "list[Outcome]":
     from .models import open_model
 
     session = open_model(options.model, options.provider)
+    if options.prompt_cache_dir is not None:
+        from .prompt_cache import preparing
+
+        settings = replace(settings, prepare=preparing(session, Path(options.prompt_cache_dir), "eval"))
     if recording := options.recording(session):
         make = recording
         settings = replace(settings, recorder=lambda task: make(task.id))

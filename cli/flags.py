@@ -54,6 +54,9 @@ class LoopOptions(SamplingOptions, ToolOptions):
         "when the context is full: evict (old exchanges leave, and an event says so; default) or stop",
         metavar="NAME",
     )
+    prompt_cache_dir: Optional[str] = option(
+        None, "keep the system prompt's keys and values in this folder (docs/prompt-cache.md)", metavar="DIR"
+    )
     no_constrain: bool = option(False, "decode without the grammar of calls and answers")
     no_kv_preallocate: bool = option(
         False, "grow the KV buffers on demand instead of allocating the context at once"

@@ -1,9 +1,9 @@
-"""`--prompt-cache-dir` of `agent`, and `posttrainllm cache`, which looks after such a folder."""
+"""`--prompt-cache-dir` of `agent` and `eval`, and `posttrainllm cache`, which looks after such a folder."""
 
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
@@ -15,29 +15,59 @@ from .terminal import printable
 
 if TYPE_CHECKING:
     from ..agent.loop import Agent
-    from ..runtime.prompt_cache import Entry, Restored
+    from ..runtime.prompt_cache import Entry, PromptCache, Restored
     from ..runtime.session import Session
 
 ACTIONS = ("ls", "verify", "explain", "rm")
 
 
-def prepare(agent: "Agent", folder: Path) -> None:
-    """Restore the system prompt of `agent` from `folder`, or feed it and store it there. Tells stderr what happened."""
+def preparing(session: "Session", folder: Path, command: str) -> "Callable[[Agent], None]":
+    """Restores the system prompt of an agent from `folder`, or feeds it and stores it there.
+
+    Tells stderr what happened, a line that was told before excepted. Raises UsageError if the folder cannot be used.
+    """
     from ..runtime.prompt_cache import PromptCache
 
-    store = PromptCache(folder, agent.session)
+    store = PromptCache(folder, session)
+    told: set[str] = set()
+
+    def tell(line: str) -> None:
+        if line not in told:
+            told.add(line)
+            _tell(f"{command}: {line}")
+
+    def prepare(agent: "Agent") -> None:
+        ids = agent.conversation.ids
+        if agent.cache.common_prefix(ids) < len(ids):
+            _prepare(store, agent, tell)
+
+    return prepare
+
+
+def _prepare(store: "PromptCache", agent: "Agent", tell: "Callable[[str], None]") -> None:
     ids = agent.conversation.ids
     found = store.restore(ids, agent.cache)
     for name, why in found.damaged:
-        _tell(f"agent: system-prompt cache: {name} is ignored ({why})")
+        tell(f"system-prompt cache: {name} is ignored ({why})")
     if found.length == len(ids):
-        _tell(f"agent: loaded system-prompt cache ({found.length} tokens) — skipping prefill")
+        tell(f"loaded system-prompt cache ({found.length} tokens) — skipping prefill")
         return
     if found.nearest is not None:
-        _tell(f"agent: system-prompt cache: {_difference(agent.session, found, ids)}")
+        tell(f"system-prompt cache: {_difference(agent.session, found, ids)}")
+    elif found.foreign is not None and found.foreign.header is not None:
+        other = found.foreign.header
+        tell(
+            f"system-prompt cache: nothing loaded; {found.foreign.path.name} is of {other.model} "
+            f"({other.identity[:12]}), this is {agent.session.bundle.path} ({store.identity[:12]}): "
+            "another model, provider, thread count or version"
+        )
     agent.prepare()
-    store.save(ids, agent.cache)
-    _tell(f"agent: stored system-prompt cache ({len(ids)} tokens)")
+    try:
+        store.save(ids, agent.cache)
+    except UsageError as error:  # a full disk must not cost the answer
+        tell(f"system-prompt cache: not stored: {error}")
+    else:
+        tell(f"stored system-prompt cache ({len(ids)} tokens)")
 
 
 def _difference(session: "Session", found: "Restored", ids: Sequence[int]) -> str:

@@ -1,5 +1,6 @@
 """The chat of `agent`: lines that a person types, or that are piped in, and commands that begin with a colon."""
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -57,13 +58,7 @@ def _command(agent: "Agent", line: str) -> int:
                 count = save_session(agent, _file(name, argument))
                 _tell(f"agent: saved {count} tokens to {argument}")
             case ":load":
-                from ..agent.session_file import load_session
-
-                restored = load_session(agent, _file(name, argument))
-                how = "restored" if restored else "of other settings, and will be computed again"
-                _tell(
-                    f"agent: resumed {len(agent.conversation)} tokens from {argument}; keys and values {how}"
-                )
+                resume(agent, _file(name, argument))
             case ":help" | ":h" | ":?":
                 _tell(HELP)
             case _:
@@ -72,6 +67,14 @@ def _command(agent: "Agent", line: str) -> int:
         _tell(f"agent: {error}")
         return error.exit_code
     return 0
+
+
+def resume(agent: "Agent", file: Path) -> None:
+    """Go on from the saved session `file`, and say so. Raises InputError."""
+    from ..agent.session_file import load_session
+
+    how = "restored" if load_session(agent, file) else "of other settings, and will be computed again"
+    _tell(f"agent: resumed {len(agent.conversation)} tokens from {file}; keys and values {how}")
 
 
 def _file(name: str, argument: str) -> Path:
@@ -130,11 +133,19 @@ def _history() -> Any:
     from platformdirs import user_state_path
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
+    class Kept(FileHistory):
+        def store_string(self, string: str) -> None:
+            with contextlib.suppress(OSError):  # a full disk costs the entry, not the conversation
+                super().store_string(string)
+
     try:
         folder = user_state_path("posttrainllm", appauthor=False, ensure_exists=True)
         file = folder / "history"
-        os.close(os.open(file, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600))
-        return FileHistory(str(file))
+        if file.exists() and not file.is_file():
+            return InMemoryHistory()  # a pipe or a device may never end
+        os.close(os.open(file, os.O_CREAT | os.O_APPEND | os.O_RDWR, 0o600))
+        file.chmod(0o600)  # it may be older than this rule
+        return Kept(str(file))
     except OSError:
         return InMemoryHistory()
 

@@ -141,7 +141,11 @@ def _vocabulary(keys: Keys) -> _Vocabulary:
 
 
 def _special_tokens(keys: Keys, vocabulary: _Vocabulary) -> dict[str, str]:
-    """The texts of the declared special tokens, by tokenizer_config.json's names."""
+    """The texts of the declared special tokens, by tokenizer_config.json's names.
+
+    Padding that is a word of the vocabulary is left out: transformers would cut texts at that word.
+    """
+    added = {text for _, text in vocabulary.of(CONTROL, USER_DEFINED, UNKNOWN)}
     found = {}
     for name, key in (
         ("bos_token", "bos_token_id"),
@@ -150,7 +154,7 @@ def _special_tokens(keys: Keys, vocabulary: _Vocabulary) -> dict[str, str]:
         ("pad_token", "padding_token_id"),
     ):
         text = _text_of(keys, key, vocabulary)
-        if text is not None:
+        if text is not None and (name != "pad_token" or text in added):
             found[name] = text
     return found
 

@@ -158,10 +158,12 @@ class HuggingFaceCheckpoint:
         return runs[:, rows.start : rows.start + rows.count].reshape(-1, *values.shape[1:])
 
     def stored(self, name: str) -> NDArray[np.float32]:
-        """The values of `name` in the order in which the source holds them."""
-        values = self.tensor(name)
-        turned = self._origins[name].transposed and values.ndim == 2
-        return (values.T if turned else values).reshape(-1)
+        """The values of `name` in the order in which the source holds them: read anew, not by `tensor`, which is checked by it."""
+        origin = self._origins[name]
+        values = self._source.tensor(origin.name)
+        if origin.transposed and values.ndim == 2:
+            return self._piece(values.T, origin).T.reshape(-1)
+        return self._piece(values, origin).reshape(-1)
 
     def sha256(self) -> str:
         """SHA-256 over the hashes of the weights' files and the config."""

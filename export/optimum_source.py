@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ import numpy as np
 
 from ..runtime.bundle import (
     GRAPH,
+    WEIGHTS,
     KVLayout,
     Manifest,
     SourceInfo,
@@ -45,7 +45,6 @@ from .tokenizer_files import read_files, resolve_files
 
 TASK = "text-generation-with-past"
 _IDS = 64
-_KEPT = (GRAPH, f"{GRAPH}_data")
 
 
 def export_with_optimum(
@@ -120,9 +119,7 @@ def _traced(source: Path, folder: Path, staging: Path) -> tuple[KVLayout, dict[s
     same = (bundle.io.ids, bundle.io.past, bundle.io.present, bundle.io.logits)
     if same != (ours.ids, ours.past, ours.present, ours.logits) or manifest.kv.style != "growing":
         raise CheckpointError(source, "optimum's graph has other inputs and outputs than usual")
-    for name in _KEPT:
-        if (folder / name).is_file():
-            shutil.move(folder / name, staging / name)
+    _save_with_shared_tables(folder / GRAPH, staging)
     facts = {
         "architecture": manifest.architecture,
         "context_length": manifest.context_length,
@@ -131,6 +128,18 @@ def _traced(source: Path, folder: Path, staging: Path) -> tuple[KVLayout, dict[s
         "positions": "learned" if bundle.io.positions else "counted",
     }
     return manifest.kv, facts
+
+
+def _save_with_shared_tables(graph: Path, staging: Path) -> None:
+    """`graph` with a tied table held once, its weights in a file beside it however large they are."""
+    import onnx_ir as ir
+
+    from .graph import INLINE_NBYTES
+    from .tied_tables import share_tables
+
+    model = ir.load(graph)
+    share_tables(model)
+    ir.save(model, staging / GRAPH, external_data=WEIGHTS, size_threshold_bytes=INLINE_NBYTES)
 
 
 def _fill(

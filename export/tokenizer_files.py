@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..runtime.bundle import CHAT_TEMPLATE, TOKENIZER, TokenizerInfo
 from ..runtime.errors import TokenizerError
+from .added_tokens import ADDED_TOKENS, SPECIAL_TOKENS_MAP, add_declared_tokens
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -36,6 +37,8 @@ _NAMES = (
     CONFIG,
     CHAT_TEMPLATE,
     _OLD_TEMPLATE,
+    ADDED_TOKENS,
+    SPECIAL_TOKENS_MAP,
     *_VOCABULARIES,
 )
 _MAX_NBYTES = 256 << 20
@@ -78,6 +81,9 @@ def resolve_files(
         raise _no_tokenizer(files, where)
     tokenizer = parse_tokenizer(content, where / TOKENIZER if where.is_dir() else where)
     warnings = check_ids(tokenizer, vocab_size, where, added_may_exceed=True)
+    changed, left_out = add_declared_tokens(tokenizer, files, vocab_size, where)
+    if changed:
+        content = tokenizer.to_str().encode()
     config = least_config(files.get(TOKENIZER_CONFIG))
     template, more = _chat_template(files, config, where)
     eos = eos_token(config)
@@ -88,7 +94,7 @@ def resolve_files(
         kept[CHAT_TEMPLATE] = template.encode()
     info = TokenizerInfo("tokenizers", hashlib.sha256(content).hexdigest(), source)
     dialect = "plain" if template is None else "chat_template"
-    return ResolvedTokenizer(info, end, kept, warnings + more, stops, dialect)
+    return ResolvedTokenizer(info, end, kept, warnings + left_out + more, stops, dialect)
 
 
 def load_tokenizer(file: Path) -> tuple[Tokenizer, bytes]:

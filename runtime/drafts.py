@@ -47,6 +47,17 @@ class PromptLookup:
         self._places: dict[tuple[int, int], list[int]] = {}  # a pair of ids to where it ends
         self._match = SHORTEST_MATCH
 
+    @property
+    def state(self) -> list[float]:
+        """What was learned, which decides the length of later drafts. Can be set; raises ValueError."""
+        return [self._hits[length] for length in sorted(self._hits)]
+
+    @state.setter
+    def state(self, hits: Sequence[float]) -> None:
+        if len(hits) != len(_PRIORS) or not all(0 <= hit <= 1 for hit in hits):
+            raise ValueError(f"not {len(_PRIORS)} shares from 0 to 1")
+        self._hits = dict(zip(sorted(_PRIORS), map(float, hits), strict=True))
+
     def propose(self, ids: Sequence[int]) -> list[int]:
         """As `Drafter.propose`: at most LONGEST_DRAFT ids."""
         self._index(ids)

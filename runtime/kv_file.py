@@ -2,6 +2,7 @@
 
     8 bytes     magic, ends with the version of the format
     8 bytes     length of the header, little-endian
+    32 bytes    SHA-256 of the header: ids that were changed would be another prompt
     header      JSON: identity, ids, kv (layers, heads, head_dim, dtype), model, sha256 of what follows, more
     zeros       up to a multiple of 64
     data        layer by layer, key then value: [heads, len(ids), head_dim], C order, little-endian
@@ -30,6 +31,7 @@ from .bundle import KVLayout, fsync
 
 MAGIC = b"PTLLMKV\x01"
 _ALIGN = 64
+_FIXED = 48  # what stands before the header
 _MAX_HEADER = 64 << 20
 
 
@@ -93,7 +95,8 @@ def write_kv(
     handle, name = tempfile.mkstemp(prefix=f".{file.name}.", suffix=".tmp", dir=file.parent)
     try:
         with os.fdopen(handle, "wb") as out:
-            out.write(MAGIC + len(header).to_bytes(8, "little") + header)
+            out.write(MAGIC + len(header).to_bytes(8, "little"))
+            out.write(hashlib.sha256(header).digest() + header)
             out.write(b"\0" * (-out.tell() % _ALIGN))
             for array in values:
                 out.write(np.ascontiguousarray(array).data)
@@ -116,8 +119,11 @@ def read_header(file: Path) -> KVHeader:
             length = int.from_bytes(source.read(8), "little")
             if length > _MAX_HEADER:
                 raise KVFileError("a damaged header")
-            data = json.loads(source.read(length))
-            start = -(-(16 + length) // _ALIGN) * _ALIGN
+            digest, text = source.read(32), source.read(length)
+            if hashlib.sha256(text).digest() != digest:
+                raise KVFileError("a damaged header")
+            data = json.loads(text)
+            start = -(-(_FIXED + length) // _ALIGN) * _ALIGN
             size = os.fstat(source.fileno()).st_size
         layers, heads, head_dim, dtype = data["kv"]
         ids = tuple(data["ids"])

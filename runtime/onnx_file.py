@@ -37,6 +37,7 @@ _TYPES = {
     21: ("uint4", 4),
     22: ("int4", 4),
 }
+_LFS = b"version https://git-lfs"
 Dim = int | str  # a size, or the name of one that is free
 
 
@@ -51,13 +52,14 @@ class Port:
 
 @dataclass(frozen=True)
 class Tensor:
-    """An initialiser: `file` is the external file that holds it, empty if the graph does."""
+    """An initialiser: `file` is the external file that holds it up to byte `end`, empty if the graph does."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     nbytes: int
     file: str
+    end: int = 0
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,18 @@ def read_graph(path: Path) -> OnnxGraph:
             raise BundleError(path, f"its weights lie in {name!r}", "a file beside the graph")
         if not (path.parent / name).is_file():
             raise BundleError(path, f"{name}, which holds its weights, is missing", remedy="copy it too")
+        _check_length(path.parent / name, max(tensor.end for tensor in graph.tensors if tensor.file == name))
     return graph
+
+
+def _check_length(file: Path, nbytes: int) -> None:
+    """Raises BundleError for a file of weights that ends before the last of them does: ONNX Runtime's words are long."""
+    found = file.stat().st_size
+    if found < nbytes:
+        with file.open("rb") as opened:
+            pointer = opened.read(len(_LFS)) == _LFS
+        what = "a Git LFS pointer, not the file itself" if pointer else f"truncated: {found} bytes"
+        raise BundleError(file, what, f"at least {nbytes} bytes of weights", "copy it again")
 
 
 def _model(path: Path, view: memoryview) -> OnnxGraph:
@@ -184,7 +197,8 @@ def _node(view: memoryview) -> Node:
 
 def _tensor(view: memoryview) -> Tensor:
     shape: list[int] = []
-    name, file, external, kind = "", "", False, 0
+    name, external, kind = "", False, 0
+    place: dict[str, str] = {}
     for number, value in _fields(view):
         if number == 1:
             shape += [value] if isinstance(value, int) else _varints(value)
@@ -194,12 +208,15 @@ def _tensor(view: memoryview) -> Tensor:
             name = _text(value)
         elif number == 13:
             entry = dict(_fields(_bytes(value)))
-            if _text(entry.get(1)) == "location":
-                file = _text(entry.get(2))
+            place[_text(entry.get(1))] = _text(entry.get(2))
         elif number == 14:
             external = value == 1
     dtype, bits = _TYPES.get(kind, (f"type {kind}", 0))
-    return Tensor(name, dtype, tuple(shape), (prod(shape) * bits + 7) // 8, file if external else "")
+    nbytes = (prod(shape) * bits + 7) // 8
+    if not external:
+        return Tensor(name, dtype, tuple(shape), nbytes, "")
+    end = int(place.get("offset", 0)) + int(place.get("length", nbytes))
+    return Tensor(name, dtype, tuple(shape), nbytes, place.get("location", ""), end)
 
 
 def _port(view: memoryview) -> Port:

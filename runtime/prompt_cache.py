@@ -49,13 +49,15 @@ class Restored:
     """What `PromptCache.restore` found.
 
     `length` ids are in the cache now. `damaged` files were passed over, with the reason. Where not all ids were found,
-    `nearest` is the file that agrees longest, up to id `differs`.
+    `nearest` is the file that agrees longest, up to id `differs`; `foreign` is one of another model or setting, where
+    there is no other.
     """
 
     length: int
     damaged: tuple[tuple[str, str], ...] = ()
     nearest: Entry | None = None
     differs: int = 0
+    foreign: Entry | None = None
 
 
 class PromptCache:
@@ -77,12 +79,14 @@ class PromptCache:
 
     def restore(self, ids: Sequence[int], cache: KVCache) -> Restored:
         """Fill the empty `cache` with the longest stored beginning of the prompt `ids`."""
-        entries, damaged = [], []
+        entries, damaged, foreign = [], [], None
         for entry in list_entries(self.folder):
             if entry.header is None:
                 damaged.append((entry.path.name, entry.problem or ""))
             elif entry.header.identity == self.identity:
                 entries.append((usable(entry.header.ids, ids), entry))
+            else:
+                foreign = foreign or entry
         for length, entry in sorted(entries, key=lambda found: -found[0]):
             assert entry.header is not None
             if not length:
@@ -104,7 +108,7 @@ class PromptCache:
             default=None,
         )
         if nearest is None or nearest.header is None:
-            return Restored(0, tuple(damaged))
+            return Restored(0, tuple(damaged), foreign=foreign)
         return Restored(0, tuple(damaged), nearest, agreement(nearest.header.ids, ids))
 
     def save(self, ids: Sequence[int], cache: KVCache) -> Path:
@@ -152,13 +156,11 @@ def identity(session: Session) -> str:
     manifest, bundle = session.manifest, session.bundle
     files = []
     for name, info in sorted(manifest.files.items()):
-        stamp: object = info.sha256
-        if (
-            not stamp
-        ):  # a foreign model: nobody wrote its hashes down, and reading it all would cost more than a prefill
-            stat = (bundle.path / name).stat()
-            stamp = [stat.st_size, stat.st_mtime_ns, stat.st_ino, str((bundle.path / name).resolve())]
-        files.append([name, stamp])
+        # Hashes that were written down say nothing of a file that was replaced since; to read it would cost
+        # more than a prefill. Of a foreign model nobody wrote them down.
+        stat = (bundle.path / name).stat()
+        stamp: list[object] = [name, info.sha256, stat.st_size, stat.st_mtime_ns]
+        files.append(stamp if info.sha256 else [*stamp, stat.st_ino, str((bundle.path / name).resolve())])
     parts: list[object] = [files, manifest.tokenizer.fingerprint, layout_of(manifest.kv), manifest.kv.style]
     parts += [session.provider.name, session.threads, ort.__version__, PREFILL_CHUNK]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

@@ -8,6 +8,8 @@ top-p: Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration"; min
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +44,15 @@ class Sampler:
         self.min_p = min_p
         self.seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
         self._random = np.random.default_rng(self.seed)
+
+    @property
+    def state(self) -> Mapping[str, Any]:
+        """The random state, as JSON can hold it. Can be set; raises ValueError, TypeError or KeyError."""
+        return self._random.bit_generator.state
+
+    @state.setter
+    def state(self, state: Mapping[str, Any]) -> None:
+        self._random.bit_generator.state = state
 
     def sample(self, logits: NDArray[np.float32]) -> int:
         """One id for `logits` [V] float32; -inf marks a forbidden id. Does not change `logits`."""

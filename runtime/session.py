@@ -18,7 +18,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from .bundle import Bundle
-from .drafts import Drafter, PromptLookup
+from .drafts import PromptLookup
 from .errors import BundleError, ProviderError
 from .foreign import open_model_folder
 from .graph_io import ROW_COUNTS, GraphIO, Scalar, bundle_io
@@ -71,7 +71,7 @@ class Session:
             owner=self,
         )
 
-    def new_drafter(self) -> Drafter | None:
+    def new_drafter(self) -> PromptLookup | None:
         """Guesses for `generate`; None where checking them does not pay.
 
         It takes logits of several rows from one run, and a cache that forgets wrong guesses for nothing.

@@ -96,7 +96,6 @@ def test_forced_ids_are_not_counted_as_sampled(scripted: Callable[..., Any]) -> 
 
 
 def test_raw_text_is_a_flagged_fallback(scripted: Callable[..., Any]) -> None:
-    """P12."""
     agent = make(scripted(["no JSON here"]), constrain=False)
     events = list(agent.run("x"))
     assert events[-1].to_json()["fallback"] is True
@@ -121,7 +120,7 @@ def test_one_retry_with_the_parse_error(scripted: Callable[..., Any]) -> None:
 
 
 def test_a_cut_off_call_is_never_run(scripted: Callable[..., Any]) -> None:
-    """P01, P11: the reason is the limit, and the flag is named."""
+    """The reason is the limit, and the flag is named."""
     ran: list[str] = []
     agent = make(
         scripted([CALL, CALL]),

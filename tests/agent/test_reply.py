@@ -29,9 +29,9 @@ def scan(text: str, size: int = 1) -> Reply | None:
         ('{"answer": "done"}', Answer("done")),
         ('{"answer": 42}', Answer("42")),
         ('{"answer": {"a": "é"}}', Answer('{"a": "é"}')),
-        ('{"tool": "a"}', Call("a", {})),  # P09: no arguments at all
+        ('{"tool": "a"}', Call("a", {})),  # No arguments at all
         ('{"tool": "nope", "arguments": {}}', Call("nope", {})),  # told which tools there are
-        # P08: other call shapes, for declared tools only
+        # Other call shapes, for declared tools only
         ('{"name": "b", "arguments": {"k": 1}}', Call("b", {"k": 1}, "name")),
         ('{"type": "function", "function": {"name": "b", "arguments": "{}"}}', Call("b", "{}", "function")),
         ('{"name": "b", "parameters": {"k": 1}}', Call("b", {"k": 1}, "name")),
@@ -55,7 +55,7 @@ def test_one_object(text: str, reply: Reply | None) -> None:
         'an empty {} one, a {"foo": 1} one ',
         'broken {"a then ',
         '{"k" 1} ',
-        '```json\n{"name": "a", "arguments": {}}\n```\n',  # P03: a fenced block is text
+        '```json\n{"name": "a", "arguments": {}}\n```\n',  # A fenced block is text
         "{{{{ ",
         "<tool_call>\n",
     ],
@@ -65,12 +65,12 @@ def test_prose_does_not_hide_the_object(prose: str, size: int) -> None:
 
 
 def test_the_first_of_several_objects_counts() -> None:
-    """P09: the rule is: the first one."""
+    """The rule is: the first one."""
     assert scan('{"tool":"a"} {"tool":"b","arguments":{}}') == Call("a", {})
 
 
 def test_the_scan_stops_at_the_closing_brace() -> None:
-    """P22: nothing after the object is looked at."""
+    """Nothing after the object is looked at."""
     scanner = ReplyScanner(TOOLS)
     replies = [scanner.push(character) for character in CALL]
     assert replies[:-1] == [None] * (len(CALL) - 1)
@@ -80,12 +80,12 @@ def test_the_scan_stops_at_the_closing_brace() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        '{"tool":"a","arguments":{"c":"echo \\\'hi\\\'"}}',  # P02: \' is not JSON
+        '{"tool":"a","arguments":{"c":"echo \\\'hi\\\'"}}',  # \' is not JSON
         '{"tool": "a", "arguments": {"n": 01}}',
         '{"tool": "a", "arguments": {"n": NaN}}',
         '{"tool": "a", "arguments" {"n": 1}}',
         '{"answer": "x", }',
-        '{"tool": "a", "arguments": {"id":"a","n":',  # P01: cut off
+        '{"tool": "a", "arguments": {"id":"a","n":',  # Cut off
         '{"answer": "never en',
         '{"tool": "a", "arguments": {"x": "\n"}}',
     ],

@@ -204,7 +204,7 @@ def test_a_bad_tool_file_is_one_line_and_code_3(
 def test_a_named_provider_that_is_missing_is_an_error(
     run: Run, error_line: Callable[[str], str], bundle: Path
 ) -> None:
-    """P51: never a silent CPU."""
+    """Never a silent CPU."""
     done = run("agent", bundle, "--tools", ECHO, "--single", "x", "--provider", "cuda")
     assert done.returncode == 2
     assert "--provider cuda" in error_line(done.stderr)
@@ -227,7 +227,6 @@ def test_the_repl_reads_lines_until_quit(run: Run, bundle: Path, short_tools: Pa
 
 
 def test_the_console_may_have_any_encoding(run: Run, bundle: Path, short_tools: Path) -> None:
-    """P83, P84."""
     done = run(
         "agent", bundle, "--tools", short_tools, "--single", "π🙂", "--json-out", "--max-tokens", 5,
         env={"PYTHONIOENCODING": "ascii", "LC_ALL": "C"},

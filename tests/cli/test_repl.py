@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
+import shlex
 import struct
 import subprocess
 import sys
@@ -62,7 +64,7 @@ def test_a_mistake_is_one_line_and_the_chat_goes_on(cache_dir: Path, line: str, 
     assert "6" in done.stdout
 
 
-def read_until(terminal: int, expected: bytes) -> None:
+def read_until(terminal: int, expected: bytes) -> bytes:
     """Read what the program prints, and say where the cursor is when it asks, as a terminal does."""
     seen = b""
     while expected not in seen:
@@ -72,6 +74,21 @@ def read_until(terminal: int, expected: bytes) -> None:
         seen += piece
         if b"\x1b[6n" in piece:
             os.write(terminal, b"\x1b[1;1R")
+    return seen
+
+
+def test_resume_goes_on_where_a_chat_was_left(run: Run, cache_dir: Path, tmp_path: Path) -> None:
+    file = tmp_path / "s.kv"
+    chat(cache_dir, "What is 6*7?", f":save {file}")
+    done = run("agent", "demo", "--resume", file, "--single", "and 7*7?", "--json-out")
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert found[0]["turn"] == 1
+    assert next(event for event in found if event["type"] == "assistant")["cached_tokens"] > 200
+    other = run("agent", "echo", "--resume", file, "--single", "x")
+    assert other.returncode == 3
+    assert "saved with the weights" in other.stderr.splitlines()[-1]
+    assert run("agent", "demo", "--resume", tmp_path / "none", "--single", "x").returncode == 3
 
 
 def test_a_person_has_a_history_a_status_line_and_many_lines(tmp_path: Path) -> None:
@@ -96,6 +113,11 @@ def test_a_person_has_a_history_a_status_line_and_many_lines(tmp_path: Path) -> 
         os.write(parent, b":context\r")
         read_until(parent, b"agent: ")
         read_until(parent, b"you>")
+        os.write(parent, b"\x1b[200~What is\n7*7?\x1b[201~")  # pasted lines wait for Enter
+        read_until(parent, b"7*7?")
+        os.write(parent, b"\r")
+        read_until(parent, b"agent> ")
+        read_until(parent, b"you>")
         os.write(parent, b"\x04")
         with contextlib.suppress(OSError):  # Linux's way to say that the other end was closed
             while os.read(parent, 4096):
@@ -106,4 +128,38 @@ def test_a_person_has_a_history_a_status_line_and_many_lines(tmp_path: Path) -> 
         os.close(parent)
     (history,) = tmp_path.rglob("history")
     assert "+What is\n+6*7?\n" in history.read_text()
+    assert "+What is\n+7*7?\n" in history.read_text(), "pasted lines are one entry"
     assert history.stat().st_mode & 0o077 == 0, "nobody else reads it"
+
+
+def test_a_history_that_cannot_be_kept_costs_no_conversation(tmp_path: Path) -> None:
+    pty = pytest.importorskip("pty", reason="no pseudo-terminals on this system")
+    folder = tmp_path / "posttrainllm"
+    folder.mkdir()
+    history = folder / "history"
+    history.touch(0o644)
+    command = shlex.join([sys.executable, "-m", "posttrainllm", "agent", "demo", "--max-tokens", "40"])
+    parent, child = pty.openpty()
+    process = subprocess.Popen(
+        ["bash", "-c", f"ulimit -f 0; exec {command}"],  # as a full disk: no file can grow
+        stdin=child,
+        stdout=child,
+        stderr=child,
+        env=os.environ | {"TERM": "xterm", "XDG_STATE_HOME": str(tmp_path), "HOME": str(tmp_path)},
+    )
+    os.close(child)
+    try:
+        read_until(parent, b"of 1024 tokens held")
+        os.write(parent, b"What is 6*7?\r")
+        seen = read_until(parent, b"tok/s")
+        os.write(parent, b"\x04")
+        with contextlib.suppress(OSError):
+            while piece := os.read(parent, 4096):
+                seen += piece
+        assert process.wait(timeout=30) == 0
+        assert b"Unhandled exception" not in seen
+    finally:
+        process.kill()
+        os.close(parent)
+    assert history.read_bytes() == b""
+    assert history.stat().st_mode & 0o077 == 0, "made private, though it was not"

@@ -107,7 +107,7 @@ def test_heads_are_padded_to_a_multiple_of_eight(
 
 
 def test_the_tied_table_is_stored_once(make_file: MakeFile, tmp_path: Path) -> None:
-    """P47: one initialiser feeds the embedding and the head, and the file holds nothing twice."""
+    """One initialiser feeds the embedding and the head, and the file holds nothing twice."""
     sample = make_file(vocab=3000, width=16, heads=2)
     graph = saved(sample.save(tmp_path), tmp_path)
     model = onnx.load(str(graph), load_external_data=False)
@@ -119,7 +119,7 @@ def test_the_tied_table_is_stored_once(make_file: MakeFile, tmp_path: Path) -> N
 
 
 def test_external_data_is_one_file_named_relatively(make_file: MakeFile, tmp_path: Path) -> None:
-    """P45: the folder can be moved, and the proto holds no weights of note."""
+    """The folder can be moved, and the proto holds no weights of note."""
     graph = saved(make_file(width=32, middle=64).save(tmp_path), tmp_path)
     model = onnx.load(str(graph), load_external_data=False)
     places = {
@@ -134,7 +134,7 @@ def test_external_data_is_one_file_named_relatively(make_file: MakeFile, tmp_pat
 
 
 def test_a_batch_of_two_gives_each_row_its_own_logits(make_file: MakeFile, tmp_path: Path) -> None:
-    """P49: batch 2, a prompt and then single steps (the operator takes no chunk onto a past in a batch)."""
+    """Batch 2, a prompt and then single steps (the operator takes no chunk onto a past in a batch)."""
     path = make_file(ctx=16).save(tmp_path)
     run = session(saved(path, tmp_path))
     ids = np.random.default_rng(5).integers(0, 11, (2, 9))

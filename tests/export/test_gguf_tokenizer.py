@@ -287,14 +287,14 @@ SMALL = {
 
 def test_ids_flags_and_template_reach_the_files(tmp_path: Path) -> None:
     template = "{% for m in messages %}{{ m['content'] }}{% endfor %}\n"
-    keys = SMALL | {"add_bos_token": True, "add_eos_token": True, "eot_token_id": 6, "padding_token_id": 0}
+    keys = SMALL | {"add_bos_token": True, "add_eos_token": True, "eot_token_id": 6, "padding_token_id": 5}
     tokenizer, result = rebuilt(write(tmp_path / "m.gguf", "llama", **keys, chat_template=template))
     assert tokenizer.encode("abb").ids == [3, 2, 1, 4]
     assert tokenizer.encode("ab", "a").ids == [3, 2, 4, 3, 0, 4]
     assert tokenizer.encode("ab", add_special_tokens=False).ids == [2]
     assert result.end_ids == (4, 6, 5)
     config = json.loads(result.files["tokenizer_config.json"])
-    assert (config["bos_token"], config["eos_token"], config["pad_token"]) == ("<s>", "</s>", "a")
+    assert (config["bos_token"], config["eos_token"], config["pad_token"]) == ("<s>", "</s>", "<|im_end|>")
     assert config["chat_template"] == template == result.files["chat_template.jinja"].decode()
     added = {entry["content"]: entry["special"] for entry in json.loads(tokenizer.to_str())["added_tokens"]}
     assert added == {"<s>": True, "</s>": True, "<|im_end|>": True, "<tool>": False}
@@ -353,6 +353,11 @@ def test_ids_out_of_range_are_nothing(tmp_path: Path) -> None:
     assert result.end_ids == (4, 5)  # by their texts
     assert "eos_token" not in json.loads(result.files["tokenizer_config.json"])
     assert tokenizer.encode("ab").ids == [2]
+
+
+def test_padding_that_is_a_word_stays_a_word(tmp_path: Path) -> None:
+    _, result = rebuilt(write(tmp_path / "m.gguf", "llama", **(SMALL | {"padding_token_id": 0})))
+    assert "pad_token" not in json.loads(result.files["tokenizer_config.json"])
 
 
 def test_an_unnamed_rule_is_a_warning(tmp_path: Path) -> None:

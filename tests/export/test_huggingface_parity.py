@@ -15,7 +15,9 @@ import pytest
 
 from posttrainllm.export import parity
 from posttrainllm.export.exporter import export
+from posttrainllm.export.huggingface import HuggingFaceCheckpoint
 from posttrainllm.export.parity import Case, run_case
+from posttrainllm.runtime.errors import CheckFailedError
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -129,6 +131,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "olmo2": ("Olmo2", SIZES),
     "olmo2, odd heads": ("Olmo2", SIZES | {"hidden_size": 40, "num_key_value_heads": 4}),
+    # Every matrix fits both ways: only the numbers tell whether one was turned.
+    "llama, all square": ("Llama", SIZES | {"intermediate_size": 32, "num_key_value_heads": 4}),
+    "gpt2, all square": ("GPT2", GPT2 | {"n_inner": 24}),
+    "gpt_neox, all square": ("GPTNeoX", NEOX | {"intermediate_size": 128}),
     "granite": (
         "Granite",
         SIZES
@@ -188,3 +194,22 @@ def test_logits_are_those_of_transformers(
     tokenizer_files(tmp_path / "model")
     report = export(tmp_path / "model", tmp_path / "bundle", precision="fp32")
     assert_parity(model, report.bundle, report.manifest, min(48, report.manifest.context_length))
+
+
+@pytest.mark.parametrize("name", ["llama, all square", "gpt2, all square"])
+def test_a_reader_that_turns_square_matrices_is_found_out(
+    name: str, tmp_path: Path, tokenizer_files: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The check orients the weights by itself, from the order in which the file stores them."""
+    randomised(*MODELS[name]).save_pretrained(tmp_path / "model")
+    tokenizer_files(tmp_path / "model")
+    right = HuggingFaceCheckpoint.tensor
+
+    def turned(self: HuggingFaceCheckpoint, name: str) -> Any:
+        values = right(self, name)
+        return values.T if values.ndim == 2 and values.shape[0] == values.shape[1] else values
+
+    monkeypatch.setattr(HuggingFaceCheckpoint, "tensor", turned)
+    with pytest.raises(CheckFailedError, match="differs from the source"):
+        export(tmp_path / "model", tmp_path / "bundle", precision="fp32")
+    assert not (tmp_path / "bundle").exists()

@@ -99,7 +99,7 @@ def _transpose(name: str) -> Change:
 
 @pytest.mark.parametrize("part", ["self_attn.o_proj", "mlp.up_proj", "mlp.down_proj"])
 def test_a_transposed_square_matrix_fails(make_file: MakeFile, tmp_path: Path, part: str) -> None:
-    """P50: shapes agree, only the numbers can tell."""
+    """Shapes agree, only the numbers can tell."""
     path = make_file(width=8, heads=1, middle=8).save(tmp_path)
     report = measured(path, tmp_path, _transpose(f"model.layers.0.{part}.weight"))
     assert not report.passed
@@ -140,7 +140,7 @@ def test_a_wrong_graph_fails(make_file: MakeFile, tmp_path: Path, change: Change
 def test_a_graph_that_forgets_the_past_fails_where_chunks_are_cut(
     make_file: MakeFile, tmp_path: Path
 ) -> None:
-    """P49: past length 0 agrees, every later one does not."""
+    """Past length 0 agrees, every later one does not."""
 
     def change(_: dict[str, Any], model: onnx.ModelProto) -> None:
         for node in model.graph.node:
@@ -220,7 +220,7 @@ def test_the_record_is_plain_json_data() -> None:
 def test_a_reader_that_forgets_the_orientation_is_found_out(
     make_file: MakeFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P50: square matrices fit both ways. The reference orients them by itself, from the stored order."""
+    """Square matrices fit both ways. The reference orients them by itself, from the stored order."""
     source = make_file(width=16, middle=16, heads=2).save(tmp_path)
     right = TinyGPTCheckpoint.tensor
 

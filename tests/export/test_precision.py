@@ -167,7 +167,7 @@ def test_the_record_says_what_was_written(make_checkpoint: MakeCheckpoint, tmp_p
 
 
 def test_a_tied_table_is_stored_once(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
-    """P47, quantised: one set of integers for the embedding and the head."""
+    """Quantised: one set of integers for the embedding and the head."""
     source = make_checkpoint(vocab=300, d_model=64, layers=1, ctx=64)
     bundle = export(source, tmp_path / "out", precision="int8").bundle
     model = onnx.load(str(bundle / "model.onnx"), load_external_data=False)

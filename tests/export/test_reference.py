@@ -67,7 +67,7 @@ def logits_of(make_file: Callable[..., Any], folder: Path, values: dict[str, Any
 
 
 def test_logits_worked_out_by_hand(make_file: Callable[..., Any], tmp_path: Path) -> None:
-    """P50. ln1 and ln2 have gain 0, so their outputs are their biases, (1, 2) and (1, 0), whatever comes in.
+    """ln1 and ln2 have gain 0, so their outputs are their biases, (1, 2) and (1, 0), whatever comes in.
 
     v = (20 - 10, 7 - 2) = (10, 5), attention passes it on, o = (5, 0);
     fc_in gives (0, 1), GELU(1) = 0.84134475, fc_out gives (-0.84134475, 0).

@@ -52,7 +52,7 @@ def test_every_layout_gives_the_logical_weights(
 
 
 def test_square_weights_are_transposed(make_file: MakeFile, tmp_path: Path) -> None:
-    """P50: d_model = d_mlp, so that no shape tells a wrong orientation."""
+    """D_model = d_mlp, so that no shape tells a wrong orientation."""
     sample = make_file(width=6, middle=6, heads=3, layers=1)
     check_weights(sample.save(tmp_path), sample)
 

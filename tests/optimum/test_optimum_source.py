@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from posttrainllm.export import optimum_source
 from posttrainllm.export.exporter import export
 from posttrainllm.runtime import generate, load
-from posttrainllm.runtime.errors import CheckpointError, MissingExtraError, UsageError
+from posttrainllm.runtime.errors import CheckFailedError, CheckpointError, MissingExtraError, UsageError
 
 SIZES: dict[str, dict[str, Any]] = {
     "OPTConfig": {
@@ -77,6 +78,15 @@ def make_source(
     return make
 
 
+def tables(bundle: Path, vocab_size: int) -> int:
+    """How many matrices of the graph have a row or a column for every id."""
+    import onnx
+
+    model = onnx.load(str(bundle / "model.onnx"), load_external_data=False)
+    assert (bundle / "model.onnx.data").is_file()
+    return sum(vocab_size in tensor.dims and len(tensor.dims) == 2 for tensor in model.graph.initializer)
+
+
 @needs_optimum
 @pytest.mark.parametrize("name", ["OPTConfig", "GPTBigCodeConfig", "StableLmConfig"])
 def test_logits_and_greedy_ids_are_those_of_transformers(
@@ -88,6 +98,7 @@ def test_logits_and_greedy_ids_are_those_of_transformers(
     report = export(source, tmp_path / "out")
     assert report.manifest.flavour == "optimum"
     assert report.manifest.parity["worst"] <= 1e-4
+    assert tables(report.bundle, model.config.vocab_size) == (1 if model.config.tie_word_embeddings else 2)
     session = load(report.bundle, provider="cpu")
     ids = np.random.default_rng(5).integers(0, session.vocab_size, 40).tolist()
     with torch.no_grad():
@@ -118,4 +129,32 @@ def test_flags_that_cannot_be_honoured_and_models_that_optimum_refuses(
     (source / "config.json").write_text(json.dumps(config | {"model_type": "nobody_knows"}))
     with pytest.raises(CheckpointError, match="optimum cannot export it"):
         export(source, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == [], "nothing is left behind"
+
+
+@needs_optimum
+def test_a_graph_that_is_wrong_from_the_second_run_on_is_refused(
+    make_source: Callable[[str], tuple[Path, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Custom architectures export and pass with an empty past; only later runs tell."""
+    import onnx
+
+    traced = optimum_source._traced
+
+    def spoilt(source: Path, folder: Path, staging: Path) -> Any:
+        facts = traced(source, folder, staging)
+        model = onnx.load(str(staging / "model.onnx"))
+        past = "past_key_values.1.key"
+        for node in model.graph.node:
+            node.input[:] = ["faded" if name == past else name for name in node.input]
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(0.5, np.float32), "half"))
+        model.graph.node.insert(0, onnx.helper.make_node("Mul", [past, "half"], ["faded"]))
+        onnx.save(model, str(staging / "model.onnx"))
+        return facts
+
+    monkeypatch.setattr(optimum_source, "_traced", spoilt)
+    source, _ = make_source("StableLmConfig")
+    with pytest.raises(CheckFailedError, match="differs from the model") as caught:
+        export(source, tmp_path / "out")
+    assert "one chunk" not in str(caught.value)
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"

@@ -86,7 +86,7 @@ def test_what_was_written_comes_back(folder: Path) -> None:
 
 
 def test_a_missing_file_is_named(folder: Path) -> None:
-    """P48: model.onnx copied without its data."""
+    """Model.onnx copied without its data."""
     (folder / "model.onnx.data").unlink()
     assert "model.onnx.data is missing" in refusal(folder)
 

@@ -123,7 +123,7 @@ HOSTILE = [
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("path", ["user", "result", "description", "name", "enum", "key", "argument"])
 def test_content_makes_no_control_id(name: str, path: str, family_tokenizer: Callable[[str], str]) -> None:
-    """P40, P41: on every way in, the control ids are those that harmless content gives; the text is kept."""
+    """On every way in, the control ids are those that harmless content gives; the text is kept."""
     template, ids, _ = load(name, family_tokenizer)
     if path in ("result", "argument") and name in ("plain", "gemma"):
         pytest.skip("the template knows no tools")
@@ -207,7 +207,7 @@ def test_pieces_of_a_marker_never_join(
 
 
 def test_globals_and_filters() -> None:
-    """P35, P36, P37: what templates use."""
+    """What templates use."""
     template = ChatTemplate(
         "{{ bos_token }}{{ unk_token }}{{ messages[::-1][0].content.replace('a', 'b').rstrip() }}"
         "{% for m in messages %}{% if loop.index0 == 1 %}{% break %}{% endif %}x{% endfor %}"
@@ -267,5 +267,5 @@ def test_where_a_template_is_found(tmp_path: Path) -> None:
 
 
 def test_special_tokens_that_are_not_stated_are_none() -> None:
-    """P39: no BOS means none."""
+    """No BOS means none."""
     assert special_tokens({"bos_token": None, "eos_token": {"content": "</s>"}}) == {"eos_token": "</s>"}

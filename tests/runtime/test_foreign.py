@@ -266,6 +266,32 @@ def test_missing_weights_are_named(make_folder: Callable[..., Path]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("cut", "message"),
+    [
+        (
+            lambda data: data[:-1],
+            r"truncated: \d+ bytes; expected at least \d+ bytes of weights; copy it again",
+        ),
+        (lambda data: b"", "truncated: 0 bytes"),
+        (lambda data: b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "a Git LFS pointer"),
+    ],
+)
+def test_weights_that_are_not_whole_are_named(
+    make_folder: Callable[..., Path], cut: Callable[[bytes], bytes], message: str
+) -> None:
+    import onnx
+
+    folder = make_folder()
+    model = onnx.load(folder / "onnx" / "model.onnx")
+    onnx.save(model, folder / "onnx" / "model.onnx", save_as_external_data=True, location="weights.bin")
+    data = folder / "onnx" / "weights.bin"
+    open_model_folder(folder)
+    data.write_bytes(cut(data.read_bytes()))
+    with pytest.raises(BundleError, match=rf"weights\.bin: {message}"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
     ("file", "content", "message"),
     [
         ("config.json", b"{", "not JSON"),

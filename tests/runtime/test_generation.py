@@ -107,7 +107,7 @@ def test_no_tokens_are_an_error(session: Session) -> None:
 
 @pytest.mark.parametrize("text", ["a😸b", "日本", "é" * 5, "plain"])
 def test_streamed_text_never_breaks_a_character(text: str) -> None:
-    """P29, P30: pieces are whole characters, and together they are the whole text."""
+    """Pieces are whole characters, and together they are the whole text."""
     steps = typed(text.encode(), max_tokens=len(text.encode()))
     assert all("\ufffd" not in step.text for step in steps)
     assert "".join(step.text for step in steps) == text
@@ -119,13 +119,12 @@ def test_an_incomplete_character_at_the_end_is_replaced() -> None:
 
 
 def test_invalid_bytes_come_out_as_replacement_characters() -> None:
-    """P32."""
     steps = typed(b"a\xff\xfeb", max_tokens=4)
     assert "".join(step.text for step in steps) == "a\ufffd\ufffdb"
 
 
 def test_a_stop_sequence_ends_the_output_and_is_not_shown() -> None:
-    """P33, P34: not even its first half, and text that only resembles it is not lost."""
+    """Not even its first half, and text that only resembles it is not lost."""
     steps = typed(b"hi <|im <|im_end|> more", stop=list(b"<|im_end|>"))
     assert "".join(step.text for step in steps) == "hi <|im "
     assert bytes(step.id for step in steps) == b"hi <|im <|im_end|>"
@@ -188,7 +187,7 @@ def test_a_grammar_without_any_choice_needs_no_model() -> None:
 def test_ids_that_the_tokenizer_does_not_know_are_never_sampled(
     make_bundle: Callable[..., Path], bpe_tokenizer: Path
 ) -> None:
-    """P28: the model's table has more rows than the tokenizer has tokens."""
+    """The model's table has more rows than the tokenizer has tokens."""
     session = load(make_bundle(vocab=1000, d_model=16, heads=2, layers=1, ctx=128, tokenizer=bpe_tokenizer))
     known = session.tokenizer.vocab_size
     assert known < session.vocab_size

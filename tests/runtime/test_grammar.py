@@ -47,7 +47,7 @@ OBJECT = {
 
 
 def test_one_style_of_white_space() -> None:
-    """P21, P23: the natural separators, and no others."""
+    """The natural separators, and no others."""
     assert accepts(OBJECT, '{"a": 1, "b": "x"}')
     for text in (
         '{"a":1}',
@@ -62,7 +62,6 @@ def test_one_style_of_white_space() -> None:
 
 
 def test_nothing_follows_the_closing_brace() -> None:
-    """P22."""
     matcher = compile_(closed(OBJECT)).matcher()
     for byte in b'{"a": 12, "b": "x"}':
         assert not matcher.finished
@@ -78,7 +77,7 @@ def test_nothing_follows_the_closing_brace() -> None:
         ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, ["3", "null"], ['"3"', "true"]),
         ({"type": "integer", "minimum": 3, "maximum": 12}, ["3", "12"], ["2", "13", "-5", "3.5"]),
         ({"type": "string", "minLength": 2, "maxLength": 3}, ['"ab"', '"é😸x"'], ['"a"', '"abcd"']),
-        ({"type": "string", "maxLength": 5000}, ['""', f'"{"x" * 5000}"'], [f'"{"x" * 5001}"']),  # P19
+        ({"type": "string", "maxLength": 5000}, ['""', f'"{"x" * 5000}"'], [f'"{"x" * 5001}"']),
         (
             {"type": "object", "properties": {"p": {"type": "string", "pattern": "\\S"}}, "required": ["p"]},
             ['{"p": " x"}'],
@@ -88,7 +87,7 @@ def test_nothing_follows_the_closing_brace() -> None:
             {"type": "array", "items": {"$ref": "#/$defs/E"}, **ENUM},
             ['["a", "b"]', "[]"],
             ['["c"]', "[{}]"],
-        ),  # P18
+        ),
         ({"type": "array", "prefixItems": [{"type": "boolean"}], "items": False}, ["[true]"], ["[true, 1]"]),
         ({"const": {"k": [1, "é"]}}, ['{"k": [1, "é"]}'], ['{"k": [1]}']),
     ],
@@ -102,7 +101,7 @@ def test_keywords_hold(schema: dict[str, Any], good: list[str], bad: list[str]) 
 
 
 def test_a_reference_means_what_the_inlined_schema_means() -> None:
-    """P18: an enum behind a reference is not a free object."""
+    """An enum behind a reference is not a free object."""
     inlined = {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 2}
     referred = {"type": "array", "items": {"$ref": "#/$defs/E"}, "maxItems": 2, **ENUM}
     for text in ("[]", '["a"]', '["a", "b"]', '["c"]', "[{}]", '["a", "a", "a"]'):
@@ -110,7 +109,7 @@ def test_a_reference_means_what_the_inlined_schema_means() -> None:
 
 
 def test_objects_that_do_not_say_are_closed() -> None:
-    """P20: the documented choice; an explicit word is respected."""
+    """The documented choice; an explicit word is respected."""
     schema = {
         "type": "object",
         "properties": {"a": {"type": "object", "properties": {"x": {"type": "integer"}}}},
@@ -149,7 +148,7 @@ def test_data_that_looks_like_a_schema_is_left_alone() -> None:
             {"anyOf": [{"type": "string"}, {"items": {"type": "string", "pattern": "(?=x)"}}]},
             "#/anyOf/1/items/pattern",
         ),
-        ({"properties": {"x": {"$ref": "/$defs/X"}}}, "#/properties/x/$ref"),  # P17
+        ({"properties": {"x": {"$ref": "/$defs/X"}}}, "#/properties/x/$ref"),
         ({"properties": {"x": {"$ref": "#/$defs/X"}}}, "#/properties/x/$ref"),
         ({"type": "string", "format": "no-such-format"}, "#/format"),
         ({"properties": {"x": {"oneOf": [{"type": "string"}, {"minLength": 1}]}}}, "#/properties/x/oneOf"),
@@ -168,7 +167,6 @@ def test_what_cannot_be_compiled_is_refused_with_its_pointer(schema: dict[str, A
 
 
 def test_every_generation_starts_afresh() -> None:
-    """P26."""
     grammar = compile_({"type": "string"})
     first = grammar.matcher()
     first.accept(ord('"'))
@@ -182,7 +180,7 @@ def test_a_forbidden_id_is_an_error() -> None:
 
 
 def test_masks_work_on_bytes(bpe: HuggingFaceTokenizer) -> None:
-    """P24: an emoji that the vocabulary holds only byte by byte."""
+    """An emoji that the vocabulary holds only byte by byte."""
     for tokenizer in (ByteTokenizer(), bpe):
         matcher = compile_({"enum": ["😸", "x"]}, tokenizer, 320).matcher()
         matcher.force()
@@ -195,7 +193,6 @@ def test_masks_work_on_bytes(bpe: HuggingFaceTokenizer) -> None:
 
 
 def test_two_tokenizers_in_one_process_do_not_share_grammars(bpe: HuggingFaceTokenizer) -> None:
-    """P25."""
     schema = {"type": "string"}
     by_bytes, by_pairs = compile_(schema).matcher(), compile_(schema, bpe, 320).matcher()
     assert by_bytes.allowed().sum() == 1
@@ -203,7 +200,6 @@ def test_two_tokenizers_in_one_process_do_not_share_grammars(bpe: HuggingFaceTok
 
 
 def test_masks_are_as_wide_as_the_logits_and_unknown_ids_are_false(bpe: HuggingFaceTokenizer) -> None:
-    """P28."""
     matcher = compile_({"type": "string"}, bpe, 1000).matcher()
     matcher.accept(int(np.flatnonzero(matcher.allowed())[0]))
     mask = matcher.allowed()

@@ -47,6 +47,8 @@ def check(graph: OnnxGraph, path: Path) -> None:
             assert tensor.nbytes == len(proto.raw_data)
         where = {entry.key: entry.value for entry in proto.external_data}
         assert tensor.file == where.get("location", "")
+        if where:
+            assert tensor.end == int(where["offset"]) + int(where["length"])
 
 
 def test_a_hand_made_graph(make_folder: Callable[..., Path]) -> None:

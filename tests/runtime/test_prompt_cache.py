@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -118,6 +119,7 @@ def damaged(data: bytes, how: str) -> bytes:
         "a flipped bit": data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :],
         "no such format": b"GGUF" + data[4:],
         "a header that lies": data[:8] + (2**62).to_bytes(8, "little") + data[16:],
+        "another prompt": data.replace(b'"ids": [', b'"ids": [1', 1).replace(b", ", b",", 1),
         "a header of zeros": data[:16] + b"\0" * 200 + data[216:],
         "longer": data + b"\0",
     }[how]
@@ -125,7 +127,16 @@ def damaged(data: bytes, how: str) -> bytes:
 
 @pytest.mark.parametrize(
     "how",
-    ["torn", "empty", "a flipped bit", "no such format", "a header that lies", "a header of zeros", "longer"],
+    [
+        "torn",
+        "empty",
+        "a flipped bit",
+        "another prompt",
+        "no such format",
+        "a header that lies",
+        "a header of zeros",
+        "longer",
+    ],
 )
 def test_a_damaged_file_is_told_passed_over_and_written_again(
     sessions: dict[str, Session], tmp_path: Path, how: str
@@ -145,6 +156,27 @@ def test_a_damaged_file_is_told_passed_over_and_written_again(
     assert store.restore(prompt, session.new_cache()).length == 300
 
 
+@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_flipped_bit_is_restored(
+    sessions: dict[str, Session], tmp_path_factory: pytest.TempPathFactory, place: float, bit: int
+) -> None:
+    """Wherever it is, in the header's ids too: what is loaded is what was stored."""
+    session, prompt = sessions["fp32"], IDS[:40]
+    store, cache = PromptCache(tmp_path_factory.mktemp("bits"), session), session.new_cache()
+    session.prefill(prompt, cache)
+    file = store.save(prompt, cache)
+    data = bytearray(file.read_bytes())
+    place = place * 2 % 1 * (len(data) if place < 0.5 else 400)  # half of them near the start
+    data[int(place)] ^= 1 << bit
+    file.write_bytes(data)
+    again = session.new_cache()
+    found = store.restore(prompt, again)
+    assert found.damaged or found.length == len(prompt), "what does not matter are the zeros between"
+    for one, two in zip(again.snapshot(found.length), cache.snapshot(found.length), strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
 def test_other_models_and_settings_do_not_match(sessions: dict[str, Session], tmp_path: Path) -> None:
     prompt = IDS[:300]
     one = sessions["fp32"]
@@ -154,6 +186,7 @@ def test_other_models_and_settings_do_not_match(sessions: dict[str, Session], tm
     for other in (sessions["int8"], sessions["standard"], load(one.bundle.path, provider="cpu", threads=1)):
         found = PromptCache(tmp_path, other).restore(prompt, other.new_cache())
         assert (found.length, found.nearest) == (0, None)
+        assert found.foreign is not None
 
 
 def test_the_folder_is_bounded_and_the_last_used_stays(sessions: dict[str, Session], tmp_path: Path) -> None:
@@ -223,11 +256,13 @@ def test_no_file_breaks_the_reader(
         ),
     )
 )
+@settings(suppress_health_check=[HealthCheck.too_slow])
 def test_no_header_breaks_the_reader(
     tmp_path_factory: pytest.TempPathFactory, header: dict[str, Any]
 ) -> None:
     file = tmp_path_factory.mktemp("any") / "x.kv"
     text = json.dumps(header).encode()
-    file.write_bytes(b"PTLLMKV\x01" + len(text).to_bytes(8, "little") + text)
+    head = b"PTLLMKV\x01" + len(text).to_bytes(8, "little")
+    file.write_bytes(head + hashlib.sha256(text).digest() + text)
     with pytest.raises(KVFileError):
         read_values(file, read_header(file))

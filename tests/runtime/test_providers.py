@@ -18,7 +18,6 @@ BOTH = ["CUDAExecutionProvider", *CPU_ONLY]
 
 
 def test_named_and_missing_is_an_error_that_lists_what_is_there() -> None:
-    """P51."""
     with pytest.raises(
         ProviderError, match=r"--provider cuda: .*not in this ONNX Runtime; expected one of auto, cpu"
     ):
@@ -28,13 +27,13 @@ def test_named_and_missing_is_an_error_that_lists_what_is_there() -> None:
 
 
 def test_auto_takes_cuda_if_listed_and_never_anything_unmeasured() -> None:
-    """P54: that CoreML exists is no reason to pick it."""
+    """That CoreML exists is no reason to pick it."""
     assert candidates("auto", BOTH) == [CUDA, CPU]
     assert candidates("auto", ["CoreMLExecutionProvider", *CPU_ONLY]) == [CPU]
 
 
 def test_auto_falls_back_to_cpu_once_and_says_why(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P52: CUDA is listed but broken; the second try is CPU alone."""
+    """CUDA is listed but broken; the second try is CPU alone."""
     monkeypatch.setattr(ort, "get_available_providers", lambda: BOTH)
     session = load(tiny_bundle, provider="auto")
     assert session.provider is CPU
@@ -50,7 +49,7 @@ def test_named_but_broken_is_an_error(tiny_bundle: Path, monkeypatch: pytest.Mon
 def test_a_provider_that_fails_at_its_first_step_is_not_taken(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P53: it accepts the graph and fails when it runs."""
+    """It accepts the graph and fails when it runs."""
     monkeypatch.setattr(ort, "get_available_providers", lambda: BOTH)
     opened = Session._open
 

@@ -68,7 +68,7 @@ def test_any_split_gives_the_logits_of_one_chunk(session: Session, lengths: list
 
 @pytest.mark.parametrize("past", [1, 256, 511, 512])
 def test_valid_length_and_capacity_are_separate_numbers(session: Session, past: int) -> None:
-    """P61: the last id at length 1, in the middle, at capacity - 1 and at capacity."""
+    """The last id at length 1, in the middle, at capacity - 1 and at capacity."""
     cache = session.new_cache(max_length=past)
     exact = feed(session, IDS[:past], [past - 1, 1] if past > 1 else [1], cache)
     roomy = feed(session, IDS[:past], [past])
@@ -197,7 +197,7 @@ def test_a_cache_of_another_session_is_refused(session: Session, tiny_bundle: Pa
 
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_every_available_provider_computes_what_run_computes(tiny_bundle: Path, provider: str) -> None:
-    """IOBinding on each provider against a plain `run` of the CPU's session with a fresh past (P63)."""
+    """IOBinding on each provider against a plain `run` of the CPU's session with a fresh past."""
     session = load(tiny_bundle, provider=provider)
     assert session.provider.name == provider
     kv = session.manifest.kv
@@ -249,7 +249,7 @@ def test_a_damaged_graph_is_one_error(make_bundle: Callable[..., Path]) -> None:
 
 
 def test_memory_is_flat_over_many_turns(session: Session) -> None:
-    """P58, P59: nothing grows with the number of steps."""
+    """Nothing grows with the number of steps."""
     resource = pytest.importorskip("resource", reason="no getrusage here")
     cache = session.new_cache()
 
@@ -274,7 +274,7 @@ def test_buffers_that_cannot_be_allocated_are_one_error() -> None:
 
 
 def test_logits_are_the_callers(session: Session) -> None:
-    """Later steps do not overwrite what was returned (P62)."""
+    """Later steps do not overwrite what was returned."""
     cache = session.new_cache()
     first = session.forward(IDS[:3], cache)
     kept = first.copy()
@@ -284,7 +284,7 @@ def test_logits_are_the_callers(session: Session) -> None:
 
 
 def test_a_graph_that_fails_while_it_runs_is_one_error(make_bundle: Callable[..., Path]) -> None:
-    """P60: the manifest claims a longer context than the position table has."""
+    """The manifest claims a longer context than the position table has."""
     bundle = make_bundle(d_model=16, heads=2, layers=1, ctx=8)
     text = (bundle / "bundle.json").read_text()
     (bundle / "bundle.json").write_text(text.replace('"context_length": 8', '"context_length": 16'))

@@ -1,4 +1,4 @@
-"""Threads come from affinity and cgroup quota, not from the host's CPU count (P55, P56)."""
+"""Threads come from affinity and cgroup quota, not from the host's CPU count."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_unreadable_cgroups_are_no_limit(tmp_path: Path, text: str) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no CPU affinity on this system")
 def test_a_pinned_process_uses_one_thread_without_noise(tiny_bundle: Path) -> None:
-    """P57: ONNX Runtime prints nothing about affinities."""
+    """ONNX Runtime prints nothing about affinities."""
     code = (
         "import os, sys; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
         "from posttrainllm.runtime import load\n"

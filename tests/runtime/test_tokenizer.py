@@ -17,7 +17,7 @@ from posttrainllm.runtime import load
 from posttrainllm.runtime.errors import TokenizerError
 from posttrainllm.runtime.tokenizer import ByteTokenizer, Detokenizer, HuggingFaceTokenizer, decode
 
-# White space, added tokens in running text, other scripts, joined emoji, control characters (P43).
+# White space, added tokens in running text, other scripts, joined emoji, control characters.
 HOSTILE = [
     "",
     " ",
@@ -80,7 +80,7 @@ def test_text_survives(bpe: HuggingFaceTokenizer, text: str) -> None:
 @slow
 @given(ids=st.lists(st.integers(-5, 500), max_size=40))
 def test_any_ids_decode_and_stream_to_the_same_text(bpe: HuggingFaceTokenizer, ids: list[int]) -> None:
-    """P30, P31: no exception for any id, and the pieces are the whole."""
+    """No exception for any id, and the pieces are the whole."""
     for tokenizer in (bpe, ByteTokenizer()):
         stream = Detokenizer(tokenizer)
         assert "".join(map(stream.push, ids)) + stream.flush() == decode(tokenizer, ids)
@@ -89,7 +89,6 @@ def test_any_ids_decode_and_stream_to_the_same_text(bpe: HuggingFaceTokenizer, i
 @slow
 @given(text=st.text(alphabet=st.sampled_from("ab <|im_startend>xof\n"), max_size=60))
 def test_content_never_holds_a_control_id(bpe: HuggingFaceTokenizer, text: str) -> None:
-    """P40."""
     control = {
         token for name in ("<|im_start|>", "<|im_end|>", "<|endoftext|>") for token in bpe.encode_marker(name)
     }
@@ -135,7 +134,6 @@ def test_byte_fallback_decodes_like_the_library(text: str) -> None:
 
 
 def test_bos_comes_once_and_only_where_the_tokenizer_says_so(bpe: HuggingFaceTokenizer) -> None:
-    """P38, P39."""
     assert bpe.bos_ids == ByteTokenizer().bos_ids == []
     library = byte_fallback()
     library.post_processor = processors.TemplateProcessing(
@@ -149,7 +147,6 @@ def test_bos_comes_once_and_only_where_the_tokenizer_says_so(bpe: HuggingFaceTok
 
 @pytest.mark.parametrize("pairs", [True, False])
 def test_both_forms_of_merges_load(bpe_tokenizer: Path, bpe: HuggingFaceTokenizer, pairs: bool) -> None:
-    """P44."""
     data = json.loads((bpe_tokenizer / "tokenizer.json").read_text(encoding="utf-8"))
     merges = [merge if isinstance(merge, list) else merge.split(" ") for merge in data["model"]["merges"]]
     data["model"]["merges"] = merges if pairs else [" ".join(merge) for merge in merges]
