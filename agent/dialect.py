@@ -8,17 +8,21 @@ less of it. An update takes effect once it is committed, so what does not fit ch
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..runtime.errors import BundleError, GrammarError, ToolFileError
 from ..runtime.grammar import Grammar
+from ..runtime.json_schema import children
 from ..runtime.session import Session
 from .chat_format import ANSWER_SCHEMA, IdSpan, Piece, PosttrainDialect, encode, reply_schema
 from .conversation import Conversation
 from .reply import Reply, ReplyScanner, parse_object
 from .tools import Tool, ToolResult
+
+MARKER_START = "<|"
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,7 @@ class PosttrainConversation:
         self._header = header
         self._tools = {tool.name: tool for tool in tools}
         self._dialect = PosttrainDialect()
+        self._opened = encode(self._dialect.user("")[-1:], session.tokenizer)[0][0].ids
 
     def opening(self) -> list[IdSpan]:
         """The system turn."""
@@ -129,9 +134,12 @@ class PosttrainConversation:
     def _closing(self, conversation: Conversation) -> list[Piece]:
         """What ends the assistant's last turn; the marker only if the model did not say it itself."""
         last = conversation.spans[-1]
-        if last.origin not in ("sampled", "forced"):
-            return []
         closing = self._dialect.end_of_turn()
+        if last.origin not in (
+            "sampled",
+            "forced",
+        ):  # the opening, or a turn that was opened and stopped there
+            return closing if last.ids == self._opened else []
         said = conversation.ids[-len(self.stop) :] == list(self.stop)
         return closing[1:] if said else closing
 
@@ -151,6 +159,9 @@ class PosttrainConversation:
     def grammar(self, *, answer_only: bool) -> Grammar:
         """A call or an answer, as one JSON object."""
         session = self._session
+        if session.tokenizer.encode_content(MARKER_START).escaped:
+            for name, held in self._tools.items():
+                _refuse_markers(name, held.parameters, "")
         schema: Mapping[str, Any] = ANSWER_SCHEMA if answer_only else reply_schema(list(self._tools.values()))
         try:
             return Grammar(schema, session.tokenizer, vocab_size=session.vocab_size)
@@ -189,6 +200,26 @@ class PosttrainConversation:
             *self._dialect.tool_result(ToolResult("t", "", "", 0)),
         ]
         return hashlib.sha256("".join(piece.text for piece in pieces).encode()).hexdigest()
+
+
+def _refuse_markers(tool: str, schema: object, pointer: str) -> None:
+    """For models that read a spelled marker as one: a schema must not make the grammar force it into a reply.
+
+    Raises ToolFileError.
+    """
+    if not isinstance(schema, Mapping):
+        return
+    for keyword in ("properties", "enum", "const"):
+        held = list(schema[keyword]) if keyword == "properties" and keyword in schema else schema.get(keyword)
+        if MARKER_START in json.dumps(held, ensure_ascii=False):
+            raise ToolFileError(
+                f"tool {tool}",
+                f"parameters#{pointer}/{keyword}: {MARKER_START} in a name or value",
+                "none, for a model whose turn markers are spelled out with it",
+                "or use --no-constrain",
+            )
+    for below, inner in children(schema):
+        _refuse_markers(tool, inner, pointer + below)
 
 
 def refused_schema(tool: str, pointer: str, error: GrammarError) -> ToolFileError:

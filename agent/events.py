@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from io import RawIOBase
 from pathlib import Path
 from types import TracebackType
@@ -28,11 +28,11 @@ class Event:
     time: float
 
     def to_json(self) -> dict[str, Any]:
-        """The event as a JSON object; fields that are None or zero flags are left out."""
+        """The event as a JSON object; optional fields that are None are left out."""
         body = {"v": VERSION, "type": self.type}
         for entry in fields(self):
             value = getattr(self, entry.name)
-            if value is not None:
+            if value is not None or entry.default is MISSING:
                 body[entry.name] = value
         return body
 

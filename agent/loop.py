@@ -28,13 +28,12 @@ from .context_plan import Admitted, ContextPlan, NoRoomError, Policy, ResultTurn
 from .conversation import Conversation
 from .dialect import open_dialect
 from .recorder import RunSettings, TrajectoryRecorder
-from .repetition import Repetition
+from .repetition import NOT_RUN, REPEATS, Repetition
 from .reply import Answer, Call, Malformed, Reply
 from .tools import Tool, ToolBackend, ToolResult
 
 Approval = Literal["yes", "no", "always"]
 DECLINED = "not run: the user declined this call"
-REPEATS = 3  # the same call with the same result, so often in a row, ends the turn
 NOBODY_ASKED = "not run: this tool wants the user asked before each call, and nobody can be asked here"
 
 
@@ -224,12 +223,14 @@ class Agent:
             if final:
                 raise _Ended("steps", f"{calls} tool calls without an answer; --max-steps raises the limit")
             calls += 1
+            if repeated.exhausted(reply):
+                yield from self._show(ToolResult(reply.tool, "", NOT_RUN, 126), reply.arguments)
+                raise _Ended(
+                    "repeat", f"{reply.tool} was called {REPEATS} times in a row with the same result"
+                )
             result, arguments = self._execute(reply)
             yield from self._show(result, arguments)
-            if repeated.count(result, arguments) == REPEATS:
-                raise _Ended(
-                    "repeat", f"{result.tool} was called {REPEATS} times in a row with the same result"
-                )
+            repeated.count(reply, result)
 
     def _generate(self, output: _Output, *, answer_only: bool) -> Iterator[events.Event]:
         """Decode one assistant step into `output`, yielding deltas; the conversation keeps its ids."""

@@ -138,7 +138,7 @@ class ReplyScanner:
 
     def _malformed(self, start: int) -> Malformed:
         try:
-            json.JSONDecoder().raw_decode(self.text, start)
+            json.JSONDecoder(parse_constant=_refuse_constant).raw_decode(self.text, start)
         except (ValueError, RecursionError) as error:
             return Malformed(f"not valid JSON: {error}")
         return Malformed("not valid JSON")

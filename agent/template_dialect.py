@@ -31,6 +31,7 @@ from .strict_json import StrictJsonError, parse_json
 from .template_facts import TemplateFacts, learn_template, result_text, tool_spec, tool_text
 from .tools import Tool, ToolResult
 
+NO_ANSWER = "(no answer)"  # ends a turn that stopped without one, where the template insists on an answer
 _PROBE = "\N{WHITE CIRCLE} where the user speaks \N{WHITE CIRCLE}"
 
 
@@ -246,6 +247,8 @@ class TemplateConversation:
             elif isinstance(turn, _ResultTurn):
                 messages.append(self._result(turn.result, call))
             else:
+                if self.facts.alternates and messages and messages[-1]["role"] in ("user", "tool"):
+                    messages.append({"role": "assistant", "content": NO_ANSWER})
                 text = f"{before}\n\n{mark(turn.text)}" if before else mark(turn.text)
                 messages.append({"role": "user", "content": text})
                 before = ""

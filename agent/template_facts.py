@@ -49,7 +49,8 @@ _WITHOUT_TOOLS = {"<start_of_turn>": BARE_JSON, "<|start_header_id|>": BARE_JSON
 @dataclass(frozen=True)
 class TemplateFacts:
     """`system`, `tools`, `calls`, `results`: whether the template renders them. `thinks`: it has blocks of
-    thought; `opened`: it begins one itself. Any of `stop_ids` ends the assistant's turn.
+    thought; `opened`: it begins one itself. `alternates`: it refuses a user's turn that follows one without an
+    answer. Any of `stop_ids` ends the assistant's turn.
     """
 
     template: ChatTemplate
@@ -61,6 +62,7 @@ class TemplateFacts:
     results: bool
     thinks: bool
     opened: bool
+    alternates: bool
     stop_ids: frozenset[int]
 
     def describe(self) -> dict[str, Any]:
@@ -107,6 +109,7 @@ def learn_template(
         results=results or (format is None and _shows_results(template)),
         thinks=any(THINKING[0] in text for text in literals),
         opened=THINKING[0] in began and THINKING[1] not in began,
+        alternates=not _try(template, [_USER, _USER]),
         stop_ids=stops,
     )
 

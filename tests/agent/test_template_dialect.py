@@ -423,9 +423,26 @@ def test_equal_calls_in_a_row_end_the_turn(folder: Callable[..., Path]) -> None:
     agent = make(session)
     events = [event.to_json() for event in agent.run("x")]
     assert (events[-1]["type"], events[-1]["reason"]) == ("stop", "repeat")
-    assert sum(event["type"] == "tool_call" for event in events) == 3
-    session.replies[3:] = ["ok"]
+    codes = [event["exit_code"] for event in events if event["type"] == "tool_call"]
+    assert codes == [0, 0, 0, 126], "the fourth is told, not run"
+    session.replies[4:] = ["ok"]
     assert summary(agent.run("again"))[-1] == ("answer", "ok"), "the conversation goes on"
+
+
+@pytest.mark.parametrize("constrain", [True, False])
+@pytest.mark.parametrize("name", FAMILY)
+def test_a_turn_that_stopped_without_an_answer_does_not_end_the_conversation(
+    name: str, constrain: bool, folder: Callable[..., Path]
+) -> None:
+    """Gemma's and Mistral's templates refuse a user's turn right behind another, or behind a result."""
+    call = thought(name) + FORMAT[name].text("echo", {"text": "x"})
+    said = thought(name) + (" " if name == "mistral" else "") + "ok"
+    session = TemplateSession(folder(name), [call] * 4 + [said, said], FAMILY[name][1])
+    agent = make(session, constrain=constrain)
+    assert summary(agent.run("x"))[-1] == ("stop", "repeat")
+    assert summary(agent.run("again"))[-1] == ("answer", "ok")
+    assert ("(no answer)" in session.seen) is (name in ("gemma", "mistral"))
+    assert summary(agent.run("and again"))[-1] == ("answer", "ok")
 
 
 def test_of_several_calls_the_first_counts(folder: Callable[..., Path]) -> None:
