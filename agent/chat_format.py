@@ -93,16 +93,7 @@ class PosttrainDialect:
 
     def result_text(self, result: ToolResult) -> str:
         """A tool turn without its markers: one JSON object."""
-        fields: dict[str, Any] = {
-            "tool": result.tool,
-            "stdout": result.stdout,
-            "stderr": result.stderr,
-            "exit_code": result.exit_code,
-        }
-        if result.timed_out:
-            fields["timed_out"] = True
-        if result.truncated:
-            fields["truncated"] = result.truncated
+        fields = {"tool": result.tool, **result.told()}
         return json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
 
 

@@ -234,13 +234,4 @@ def result_text(result: ToolResult) -> str:
     whole = not (result.stderr or result.exit_code or result.timed_out or result.truncated)
     if whole:
         return result.stdout
-    fields: dict[str, Any] = {
-        "stdout": result.stdout,
-        "stderr": result.stderr,
-        "exit_code": result.exit_code,
-    }
-    if result.timed_out:
-        fields["timed_out"] = True
-    if result.truncated:
-        fields["truncated"] = result.truncated
-    return json.dumps(fields, ensure_ascii=False)
+    return json.dumps(result.told(), ensure_ascii=False)

@@ -110,6 +110,15 @@ class ToolResult:
     truncated: int = 0  # bytes dropped, both streams together
     replaced: bool = False  # some output was not UTF-8; U+FFFD stands in its place
 
+    def told(self) -> dict[str, Any]:
+        """What a model is told of it, in this order; `timed_out` and `truncated` only where they hold."""
+        fields: dict[str, Any] = {"stdout": self.stdout, "stderr": self.stderr, "exit_code": self.exit_code}
+        if self.timed_out:
+            fields["timed_out"] = True
+        if self.truncated:
+            fields["truncated"] = self.truncated
+        return fields
+
 
 class ToolBackend(Protocol):
     """Runs a tool with checked arguments. Never raises for what a tool does: that is a result."""

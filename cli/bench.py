@@ -106,7 +106,7 @@ def _lines(reports: list[dict[str, Any]]) -> Iterator[str]:
         rss = f", {report['peak_rss'] / 2**20:.0f} MiB at its peak" if report["peak_rss"] else ""
         yield (
             f"{report['model']} ({report['precision']}) on {report['provider']}, {report['threads']} threads: "
-            f"loaded in {report['load_s']:.2f} s, first token of 128 in {1000 * report['first_token_s']:.0f} ms, "
+            f"loaded in {report['load_s']:.2f} s, first token behind {report['prompt']} in {1000 * report['first_token_s']:.0f} ms, "
             f"{report['kv_bytes'] / 2**20:.1f} MiB of keys and values{rss}"
         )
         yield f"{'context':>9}  {'prefill tok/s':>24}  {'decode tok/s':>24}"

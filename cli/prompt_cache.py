@@ -184,7 +184,7 @@ def _explain(folder: Path, options: CacheOptions) -> int:
     from ..agent.chat_format import DEFAULT_HEADER
     from ..agent.dialect import open_dialect
     from ..agent.tool_file import load_tools
-    from ..runtime.prompt_cache import agreement, identity, list_entries, usable
+    from ..runtime.prompt_cache import identity, list_entries
     from .models import open_model
 
     if len(options.names) > 1:
@@ -203,31 +203,29 @@ def _explain(folder: Path, options: CacheOptions) -> int:
     mine, best = identity(session), 0
     print(f"this prompt has {len(ids)} tokens")
     for entry in list_entries(folder):
-        best = max(best, _explained(session, entry, ids, mine, usable, agreement))
+        best = max(best, _explained(session, entry, ids, mine))
     print(f"{best} of {len(ids)} tokens would be loaded")
     return 0 if best == len(ids) else 1
 
 
-def _explained(
-    session: "Session", entry: "Entry", ids: list[int], mine: str, usable: Any, agreement: Any
-) -> int:
+def _explained(session: "Session", entry: "Entry", ids: list[int], mine: str) -> int:
     """Print what `entry` is to the prompt `ids`; how many tokens of it would be loaded."""
+    from ..runtime.prompt_cache import agreement, usable
+
     if entry.header is None:
-        print(f"{entry.path.name}: damaged ({entry.problem})")
+        _say(f"{entry.path.name}: damaged ({entry.problem})")
         return 0
     if entry.header.identity != mine:
-        print(
-            f"{entry.path.name}: of another model, provider, thread count or version ({entry.header.model})"
-        )
+        _say(f"{entry.path.name}: of another model, provider, thread count or version ({entry.header.model})")
         return 0
     length, same = usable(entry.header.ids, ids), agreement(entry.header.ids, ids)
     if length == len(ids):
-        print(f"{entry.path.name}: the whole prompt")
+        _say(f"{entry.path.name}: the whole prompt")
     else:
         there, here = entry.header.ids[same : same + 1], ids[same : same + 1]
         words = f"{_word(session, there)} there, {_word(session, here)} here"
-        print(f"{entry.path.name}: the same up to token {same} ({words}); {length} usable")
-    return int(length)
+        _say(f"{entry.path.name}: the same up to token {same} ({words}); {length} usable")
+    return length
 
 
 def _remove(folder: Path, names: Sequence[str]) -> int:
@@ -241,8 +239,12 @@ def _remove(folder: Path, names: Sequence[str]) -> int:
     gone = [entries[name] for name in dict.fromkeys(names)] if names else list(entries.values())
     for entry in gone:
         entry.path.unlink(missing_ok=True)
-        print(f"removed {entry.path.name} ({entry.nbytes / 1e6:.1f} MB)")
+        _say(f"removed {entry.path.name} ({entry.nbytes / 1e6:.1f} MB)")
     return 0
+
+
+def _say(line: str) -> None:
+    print(printable(line, sys.stdout))
 
 
 def _tell(line: str) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +24,9 @@ HELP = """:tools           the tools that are offered
 Alt-Enter begins a new line; Ctrl-C stops a turn, and at the prompt ends after a second one."""
 
 
+_COMMAND = re.compile(r"\s*:[a-z?]")  # ":)" is something to say
+
+
 def chat(agent: "Agent", printer: "Printer", turn: Callable[[str], int], *, typed: bool) -> int:
     """Turn after turn. Returns 0 to a person who ends it, and the last turn's code to a script."""
     typed = typed and sys.stdin.isatty() and sys.stdout.isatty()
@@ -35,7 +39,7 @@ def chat(agent: "Agent", printer: "Printer", turn: Callable[[str], int], *, type
             _tell("agent: Ctrl-C again, Ctrl-D or :quit ends")
         elif line.strip() in (":quit", ":q"):
             break
-        elif line.lstrip().startswith(":"):
+        elif _COMMAND.match(line):
             code = _command(agent, line.strip())
         elif line.strip():
             code = turn(line)

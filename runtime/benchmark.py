@@ -37,7 +37,8 @@ class Figures:
 
     provider: str
     threads: int
-    first_token_s: float
+    first_token_s: float  # of a prompt of `prompt` ids
+    prompt: int
     kv_bytes: int
     prefill: dict[int, Spread] = field(default_factory=dict)
     decode: dict[int, Spread] = field(default_factory=dict)
@@ -60,7 +61,7 @@ def measure(
     session.prefill(ids[:2], cache)  # what the first run does once is not in the figures
     progress("first token")
     first = statistics.median(_prefill_seconds(session, prompt, cache) for _ in range(rounds))
-    figures = Figures(session.provider.name, session.threads, first, cache.nbytes)
+    figures = Figures(session.provider.name, session.threads, first, len(prompt), cache.nbytes)
     for length in fitting:
         prefills, decodes = [], []
         for number in range(rounds):

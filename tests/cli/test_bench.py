@@ -29,7 +29,9 @@ def test_figures_of_every_provider_that_is_here(run: Run, tiny_bundle: Path) -> 
     assert all(
         0 < figure["slowest"] <= figure["median"] <= figure["fastest"] for figure in cpu["decode"].values()
     )
-    assert 0 < cpu["first_token_s"] < cpu["load_s"] + 60
+    assert cpu["first_token_s"] > 0
+    assert cpu["load_s"] > 0
+    assert cpu["prompt"] == 128
     cache = load(tiny_bundle).new_cache()
     assert cpu["kv_bytes"] == cache.nbytes
     assert cpu["peak_rss"] is None or cpu["peak_rss"] > 2**20
@@ -74,6 +76,7 @@ def test_the_ids_fit_a_short_context(make_bundle: Callable[..., Path]) -> None:
     figures = measure(session, rounds=1)
     assert figures.prefill == {}
     assert figures.first_token_s > 0
+    assert figures.prompt == 39, "as long as the context allows"
     told: list[str] = []
     figures = measure(session, contexts=(8,), rounds=2, progress=told.append)
     assert list(figures.decode) == [8]

@@ -10,7 +10,7 @@ import shlex
 import struct
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,43 @@ def read_until(terminal: int, expected: bytes) -> bytes:
     return seen
 
 
+@contextlib.contextmanager
+def terminal(command: list[str], home: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """`command` at a terminal of 24 lines, and our end of it. The process is killed if it is still there."""
+    pty = pytest.importorskip("pty", reason="no pseudo-terminals on this system")
+    import fcntl
+    import termios
+
+    parent, child = pty.openpty()
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 120, 0, 0))
+    environment = os.environ | {"TERM": "xterm", "XDG_STATE_HOME": str(home), "HOME": str(home)}
+    process = subprocess.Popen(command, stdin=child, stdout=child, stderr=child, env=environment)
+    os.close(child)
+    try:
+        yield process, parent
+    finally:
+        process.kill()
+        process.wait()
+        os.close(parent)
+
+
+def leave(process: subprocess.Popen[bytes], parent: int) -> bytes:
+    """Ctrl-D; the rest of what the program prints. It ends with 0."""
+    os.write(parent, b"\x04")
+    seen = b""
+    with contextlib.suppress(OSError):  # Linux's way to say that the other end was closed
+        while piece := os.read(parent, 4096):
+            seen += piece
+    assert process.wait(timeout=30) == 0
+    return seen
+
+
+def test_what_only_begins_with_a_colon_is_said(cache_dir: Path) -> None:
+    done = chat(cache_dir, ":) hello")
+    assert "no such command" not in done.stderr
+    assert "agent> " in done.stdout
+
+
 def test_resume_goes_on_where_a_chat_was_left(run: Run, cache_dir: Path, tmp_path: Path) -> None:
     file = tmp_path / "s.kv"
     chat(cache_dir, "What is 6*7?", f":save {file}")
@@ -91,22 +128,11 @@ def test_resume_goes_on_where_a_chat_was_left(run: Run, cache_dir: Path, tmp_pat
     assert run("agent", "demo", "--resume", tmp_path / "none", "--single", "x").returncode == 3
 
 
-def test_a_person_has_a_history_a_status_line_and_many_lines(tmp_path: Path) -> None:
-    pty = pytest.importorskip("pty", reason="no pseudo-terminals on this system")
-    import fcntl
-    import termios
+CHAT = [sys.executable, "-m", "posttrainllm", "agent", "demo", "--max-tokens", "40"]
 
-    parent, child = pty.openpty()
-    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 120, 0, 0))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "posttrainllm", "agent", "demo", "--max-tokens", "40"],
-        stdin=child,
-        stdout=child,
-        stderr=child,
-        env=os.environ | {"TERM": "xterm", "XDG_STATE_HOME": str(tmp_path), "HOME": str(tmp_path)},
-    )
-    os.close(child)
-    try:
+
+def test_a_person_has_a_history_a_status_line_and_many_lines(tmp_path: Path) -> None:
+    with terminal(CHAT, tmp_path) as (process, parent):
         read_until(parent, b"of 1024 tokens held")
         os.write(parent, b"What is\x1b\r6*7?\r")  # Alt-Enter, then Enter
         read_until(parent, b"tok/s")
@@ -118,14 +144,7 @@ def test_a_person_has_a_history_a_status_line_and_many_lines(tmp_path: Path) -> 
         os.write(parent, b"\r")
         read_until(parent, b"agent> ")
         read_until(parent, b"you>")
-        os.write(parent, b"\x04")
-        with contextlib.suppress(OSError):  # Linux's way to say that the other end was closed
-            while os.read(parent, 4096):
-                pass
-        assert process.wait(timeout=30) == 0
-    finally:
-        process.kill()
-        os.close(parent)
+        leave(process, parent)
     (history,) = tmp_path.rglob("history")
     assert "+What is\n+6*7?\n" in history.read_text()
     assert "+What is\n+7*7?\n" in history.read_text(), "pasted lines are one entry"
@@ -133,33 +152,16 @@ def test_a_person_has_a_history_a_status_line_and_many_lines(tmp_path: Path) -> 
 
 
 def test_a_history_that_cannot_be_kept_costs_no_conversation(tmp_path: Path) -> None:
-    pty = pytest.importorskip("pty", reason="no pseudo-terminals on this system")
     folder = tmp_path / "posttrainllm"
     folder.mkdir()
     history = folder / "history"
     history.touch(0o644)
-    command = shlex.join([sys.executable, "-m", "posttrainllm", "agent", "demo", "--max-tokens", "40"])
-    parent, child = pty.openpty()
-    process = subprocess.Popen(
-        ["bash", "-c", f"ulimit -f 0; exec {command}"],  # as a full disk: no file can grow
-        stdin=child,
-        stdout=child,
-        stderr=child,
-        env=os.environ | {"TERM": "xterm", "XDG_STATE_HOME": str(tmp_path), "HOME": str(tmp_path)},
-    )
-    os.close(child)
-    try:
+    full_disk = ["bash", "-c", f"ulimit -f 0; exec {shlex.join(CHAT)}"]  # no file can grow
+    with terminal(full_disk, tmp_path) as (process, parent):
         read_until(parent, b"of 1024 tokens held")
         os.write(parent, b"What is 6*7?\r")
         seen = read_until(parent, b"tok/s")
-        os.write(parent, b"\x04")
-        with contextlib.suppress(OSError):
-            while piece := os.read(parent, 4096):
-                seen += piece
-        assert process.wait(timeout=30) == 0
-        assert b"Unhandled exception" not in seen
-    finally:
-        process.kill()
-        os.close(parent)
+        seen += leave(process, parent)
+    assert b"Unhandled exception" not in seen
     assert history.read_bytes() == b""
     assert history.stat().st_mode & 0o077 == 0, "made private, though it was not"
